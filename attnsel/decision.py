@@ -21,7 +21,7 @@ from attnsel.params.layout import Layout
 from attnsel.plugins import load_plugins
 from attnsel.policy import Policy
 from attnsel.report import difference, report_document, selection_record, to_text
-from attnsel.selection.assumed import settled
+from attnsel.selection.assumed import resolve_assumed
 from attnsel.selection.evaluate import warn_of_retired
 from attnsel.selection.inquiry import Inquiry, can_run, waivers_of
 from attnsel.selection.view import SelectionView
@@ -69,21 +69,21 @@ class Selection(SelectionView):
             raise NoBackendError(f"{headline}\n\n{self.report()}", self)
         return self
 
-    def located(self, layout: Layout) -> Selection:
+    def with_layout(self, layout: Layout) -> Selection:
         """The same answer, to be shown together with where the tensors lie."""
         return Selection(self._inquiry, self.chosen, layout, self.dispatched, self._candidates)
 
-    def beside(self, dispatched: Dispatch) -> Selection:
+    def with_dispatch(self, dispatched: Dispatch) -> Selection:
         """The same answer, beside that of another library's chooser."""
         return Selection(self._inquiry, self.chosen, self.layout, dispatched, self._candidates)
 
-    def narrowed(self, candidates: tuple[Candidate, ...]) -> Selection:
+    def with_candidates(self, candidates: tuple[Candidate, ...]) -> Selection:
         """The same question after more was asked of its candidates, which stand in ``candidates``."""
         standing = (c for c in candidates if c.verdict != "refused")
         chosen = next((c for c in standing if can_run(c, self.environment)), None)
         return Selection(self._inquiry, chosen, self.layout, self.dispatched, candidates)
 
-    def about(self, params: AttentionParams) -> Selection:
+    def for_params(self, params: AttentionParams) -> Selection:
         """The same choice for another question, which the caller knows to be answered alike."""
         inquiry = Inquiry(params, self.environment, self.policy, self.evidence)
         return Selection(inquiry, self.chosen, self.layout, None, self._candidates)
@@ -149,8 +149,8 @@ def _check_kinds(**given: Any) -> None:
 @lru_cache(maxsize=8192)
 def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence) -> Selection:
     load_plugins()
-    if env.assumed and not env.settled:
-        env = settled(p, env, waivers_of(policy))
+    if env.assumed and not env.resolved:
+        env = resolve_assumed(p, env, waivers_of(policy))
     inquiry = Inquiry(p, env, policy, evidence)
     return Selection(inquiry, inquiry.decide())
 
@@ -159,7 +159,7 @@ def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evid
 def _beside(
     p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence, dispatched: Dispatch
 ) -> Selection:
-    return _select(p, env, policy, evidence).beside(dispatched)
+    return _select(p, env, policy, evidence).with_dispatch(dispatched)
 
 
 def _restored(
@@ -173,5 +173,5 @@ def _restored(
     """A selection that was pickled: the question travels, and is answered again."""
     selection = _select(p, env, policy, evidence)
     if layout is not None:
-        selection = selection.located(layout)
-    return selection if dispatched is None else selection.beside(dispatched)
+        selection = selection.with_layout(layout)
+    return selection if dispatched is None else selection.with_dispatch(dispatched)

@@ -20,7 +20,7 @@ from attnsel.base.suggestions import candidate_suggestion
 from attnsel.cli.flags import ALIASES, FLAGS, OUTPUT, SHORTHANDS, plain_type, read_count, yes_or_no
 from attnsel.cli.form import TEXT, Form
 from attnsel.cli.output import FOUND, NO_BACKEND, watched
-from attnsel.cli.question import As, Asked, Question, SwitchFlag, asked_of, asks, with_recipe
+from attnsel.cli.question import As, Chooser, Question, SwitchFlag, asked_of, asks, with_recipe
 from attnsel.decision import Selection
 from attnsel.environment import COMPONENTS, Environment, describe_device
 from attnsel.environment.versions import Version
@@ -98,7 +98,7 @@ def can_i_use(
 
     Exit code: 0 some kernel runs some of it, 2 bad input or no valid cell, 3 none does.
     """
-    form.alone(csv=csv)
+    form.require_one(csv=csv)
     load_plugins()
     kernels = _kernels(kernel)
     if rows is None and cols is None:
@@ -298,7 +298,7 @@ class Grid(NamedTuple):
     seen: list[Selection]
 
 
-def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked: Asked) -> Grid:
+def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked: Chooser) -> Grid:
     """The questions of a grid, row by row. Raises the first error where no cell is a question."""
 
     # An axis of the machine does not change the call: one object serves the whole row or column.

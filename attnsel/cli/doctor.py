@@ -46,7 +46,7 @@ def doctor(*, form: Form = TEXT) -> int:
 
     Exit code: 0 nothing is wrong, 4 a finding is an error.
     """
-    form.alone()
+    form.require_one()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", VariableWarning)  # a finding says it
         machine = examine()

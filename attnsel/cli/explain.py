@@ -102,7 +102,7 @@ def explain(
 
     Exit code: 0 a backend was found, 2 bad input, 3 no backend, or a log with nothing known in it.
     """
-    form.alone(short=short)
+    form.require_one(short=short)
     if from_log is not None:
         given = (ask_library or cudnn_lib, sources, gpus_per_node, link_gbs, network_gbs, short, as_, switch)
         for name, value in zip(_NOT_OF_A_LOG, given, strict=True):

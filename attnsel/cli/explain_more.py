@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from attnsel.backends.cudnn.ask.client import Answer, Library
+from attnsel.backends.cudnn.ask.client import GraphAnswer, Library
 from attnsel.backends.cudnn.ask.libraries import Missing, device_json
 from attnsel.backends.cudnn.graph import backward, forward, planned
 from attnsel.cli.form import Form
@@ -70,10 +70,10 @@ class Verdict(NamedTuple):
         return tuple(dict.fromkeys(r.code for r in self.reasons))
 
 
-class Asked(NamedTuple):
+class LibraryAnswer(NamedTuple):
     """The library on one question: each graph's answer, or why there is no graph to ask about."""
 
-    answers: Mapping[str, Answer]  # forward, and backward for training
+    answers: Mapping[str, GraphAnswer]  # forward, and backward for training
     inexpressible: str | None = None
 
     @property
@@ -101,16 +101,18 @@ def by_rules(p: AttentionParams, env: Environment, candidate: str = "cudnn") -> 
     return Verdict(not reasons, reasons)
 
 
-def by_library(library: Library, p: AttentionParams, device: dict[str, Any], build: bool = False) -> Asked:
+def by_library(
+    library: Library, p: AttentionParams, device: dict[str, Any], build: bool = False
+) -> LibraryAnswer:
     """Both graphs of a training call, whatever the first answer is; the forward's of an inference."""
     try:
         call = planned(p)
     except UnsupportedArgument as error:
-        return Asked({}, str(error))
+        return LibraryAnswer({}, str(error))
     answers = {"forward": library.ask(forward(call), device, build=build)}
     if p.is_training:
         answers["backward"] = library.ask(backward(call), device, build=build)
-    return Asked(answers)
+    return LibraryAnswer(answers)
 
 
 def outcome(verdict: Verdict, asked: Heard) -> Outcome:
@@ -156,7 +158,7 @@ class Comparison:
     """Both answers. ``wanted``: the version that was stated, where another one is here."""
 
     verdict: Verdict
-    asked: Asked
+    asked: LibraryAnswer
     judge: str
     versions: dict[str, str]
     wanted: Version | None

@@ -27,7 +27,7 @@ class Form:
     markdown: Markdown = False
     json: Json = False
 
-    def alone(self, **others: bool) -> None:
+    def require_one(self, **others: bool) -> None:
         """Raises InvalidInput where two forms are asked for at once. ``others``: those of one command."""
         one_form(**others, **asdict(self))
 

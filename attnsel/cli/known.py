@@ -61,7 +61,7 @@ def rules(
     ranges
         Instead of rules: which codes lie in which file, and the next free one of each range.
     """
-    form.alone()
+    form.require_one()
     one_form(markdown=form.markdown, ranges=ranges)
     load_all()
     pages = list(REGISTRY.pages.values())
@@ -110,7 +110,7 @@ def rule(
     they can be written as one). Of a code that was removed: code, family, status, release,
     replaced_by, why.
     """
-    form.alone()
+    form.require_one()
     try:
         page = find_rule(code)
     except KeyError as error:
@@ -207,7 +207,7 @@ def gpus(
 
     --json prints a list of objects: name, arch (90 is sm90), memory_gib and sm_count (null: not known), kind.
     """
-    form.alone()
+    form.require_one()
     shown = [gpu for gpu in catalogue().values() if all(_has(gpu, word) for word in words)]
     if words and not shown:
         try:

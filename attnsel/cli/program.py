@@ -293,7 +293,7 @@ def watch(
 
     Exit code: the program's own; 1 after an exception; 2 where there is nothing to run.
     """
-    form.alone()
+    form.require_one()
     if gpu is not None:
         describe_device(gpu)
     _check_places(out, output)

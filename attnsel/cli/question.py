@@ -380,7 +380,7 @@ SwitchFlag = Annotated[
 ]
 
 
-class Asked(NamedTuple):
+class Chooser(NamedTuple):
     """The chooser that a command line asks beside attnsel, if any."""
 
     dispatcher: str | None
@@ -400,12 +400,12 @@ class Asked(NamedTuple):
             raise
 
 
-def asked_of(dispatcher: str | None, switches: Sequence[str] | None) -> Asked:
+def asked_of(dispatcher: str | None, switches: Sequence[str] | None) -> Chooser:
     """Raises InvalidInput for a library or a switch that there is not."""
     if dispatcher is None:
         if switches:
             raise InvalidInput("--switch", switches[0], "says nothing without --as")
-        return Asked(None)
+        return Chooser(None)
     if dispatcher not in DISPATCHERS:
         raise InvalidInput("--as", dispatcher, f"allowed: {', '.join(DISPATCHERS)}")
     pairs: dict[str, str] = {}
@@ -417,4 +417,4 @@ def asked_of(dispatcher: str | None, switches: Sequence[str] | None) -> Asked:
         if name in pairs:
             raise InvalidInput("--switch", text, f"{name} is given twice")
         pairs[name] = value
-    return Asked(dispatcher, tuple(pairs.items()))
+    return Chooser(dispatcher, tuple(pairs.items()))

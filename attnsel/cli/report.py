@@ -37,7 +37,7 @@ def report(
     missing, cut off or ended with an error; 2 bad input; 3 nothing of attnsel's was found. Fall-backs
     that are alike on all ranks are told and are no error.
     """
-    form.alone()
+    form.require_one()
     if not files:
         complain("report needs a folder, files or a pattern: attnsel report logs/")
         return BAD_INPUT

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.selection.steps import Band, Part, Piece, RingSizes
+from attnsel.selection.steps import Band, KernelCall, Piece, RingSizes
 
 CHUNK = 2  # what the pieces of a slot "in_chunks" count per chunk
 
@@ -53,7 +53,7 @@ class Batch:
         """Whether results of parts are merged, if only with a sink."""
         return self.size > 1 or self.spec.softmax_type != "vanilla"
 
-    def spec_of(self, slot: Slot, part: Part) -> Spec:
+    def spec_of(self, slot: Slot, part: KernelCall) -> Spec:
         """Sinks stay out of parts: they are added when these are merged."""
         spec = replace(
             self.spec,
@@ -78,7 +78,7 @@ class Batch:
     def inputs(
         self,
         slot: Slot,
-        part: Part,
+        part: KernelCall,
         qkv: tuple[Tensor, Tensor, Tensor],
         bias: Tensor | None,
         *,
@@ -118,7 +118,9 @@ class Batch:
             max_seqlen_kv=self.bounds[1],
         )
 
-    def _packed(self, slot: Slot, part: Part, qkv: tuple[Tensor, Tensor, Tensor], gathered: bool) -> Inputs:
+    def _packed(
+        self, slot: Slot, part: KernelCall, qkv: tuple[Tensor, Tensor, Tensor], gathered: bool
+    ) -> Inputs:
         assert self.starts_q is not None
         assert self.starts_kv is not None
         starts_kv, size_kv = (self.starts_all, 1) if gathered else (self.starts_kv, self.size)
@@ -148,7 +150,7 @@ class Batch:
             max_seqlen_kv=longest[1],
         )
 
-    def _alike(self, part: Part) -> bool:
+    def _alike(self, part: KernelCall) -> bool:
         """On the diagonal a sequence has as many queries as keys, which one tensor tells a kernel."""
         return part.kind == "diagonal" and self.lengths_q is self.lengths_kv
 
@@ -159,12 +161,12 @@ class Batch:
         return made._replace(**others)
 
 
-def whole_part(q: Tensor, k: Tensor, packed: bool) -> Part:
+def whole_part(q: Tensor, k: Tensor, packed: bool) -> KernelCall:
     rows, cols = (q.shape[0], k.shape[0]) if packed else (q.shape[2], k.shape[2])
-    return Part((Piece(0, rows, 0),), (Piece(0, cols, 0),), "whole")
+    return KernelCall((Piece(0, rows, 0),), (Piece(0, cols, 0),), "whole")
 
 
-def pairs_of(bias: Tensor, part: Part) -> tuple[slice, ...]:
+def pairs_of(bias: Tensor, part: KernelCall) -> tuple[slice, ...]:
     """Where a part's pairs lie in a bias [.., rows of this rank, columns of the whole sequence]."""
     rows, first, last = part.q_rows, part.kv[0].offset, part.kv[-1].offset + part.kv[-1].length
     return (

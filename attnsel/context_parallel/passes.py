@@ -40,7 +40,7 @@ from attnsel.context_parallel.parts import (
     whole_part,
 )
 from attnsel.runtime.kernels import Kernel, NotTwice
-from attnsel.selection.steps import Part, gathered_parts, ring_parts, shifts
+from attnsel.selection.steps import KernelCall, gathered_parts, ring_parts, shifts
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class RankCall:
     def gathers(self) -> bool:
         return self.order_all is not None
 
-    def parts(self, shift: int, q: Tensor, k: Tensor) -> Iterator[tuple[Slot, Part]]:
+    def parts(self, shift: int, q: Tensor, k: Tensor) -> Iterator[tuple[Slot, KernelCall]]:
         """The kernel calls for the keys of the rank ``shift`` back; of all ranks if keys are gathered."""
         ring = self.cp.ring
         for slot in self.batch.slots:
@@ -372,7 +372,7 @@ def _like_gathered(call: RankCall, t: Tensor) -> Tensor:
     return t.new_empty(1).expand(shape)
 
 
-def _slices(call: RankCall, part: Part) -> tuple[Any, Any]:
+def _slices(call: RankCall, part: KernelCall) -> tuple[Any, Any]:
     """Where a part's rows and columns lie; kernels give packed gradients for all rows, 0 outside the part."""
     if call.batch.spec.packed:
         return slice(None), slice(None)

@@ -1,4 +1,4 @@
-"""A call over ranks: settled as every call is (``runtime/dispatch.py``), agreed on by all, then run."""
+"""A call over ranks: all choose and check alike, as any call does (``runtime/dispatch.py``), then run it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,15 @@ from attnsel.params import AttentionParams, Tensors
 from attnsel.runtime import selfcheck
 from attnsel.runtime.bind import Bound, draw_seed, make_spec, to_caller, to_contract
 from attnsel.runtime.call import Call, Config, Extras
-from attnsel.runtime.dispatch import Way, any_autocast, autocast, environment_of, kept, make_call, policy_of
+from attnsel.runtime.dispatch import (
+    CallMode,
+    any_autocast,
+    autocast,
+    environment_of,
+    kept,
+    make_call,
+    policy_of,
+)
 from attnsel.runtime.inputs import lengths_of, params_of, real_lengths
 from attnsel.runtime.kernels import Kernel, kernel_of, prepare_kernel
 from attnsel.runtime.refusals import evidence, record_refusals
@@ -94,7 +102,7 @@ def select_for_ranks(
         return candidate._replace(verdict="refused", reasons=(*candidate.reasons, *refusal.noted_reasons))
 
     candidates = sorted(map(seen, answer.candidates), key=lambda c: c.verdict == "refused")
-    return answer.narrowed(tuple(candidates))
+    return answer.with_candidates(tuple(candidates))
 
 
 def check_packed(cp: ContextParallel, call: Call) -> None:
@@ -216,7 +224,7 @@ def _device_of(q: Any) -> torch.device:
     return q.device if isinstance(q, Tensor) else torch.device("cpu")
 
 
-class OnRanks(Way):
+class OnRanks(CallMode):
     """The calls that this rank makes, with whichever keys arrive."""
 
     def __init__(self, cp: ContextParallel) -> None:

@@ -10,8 +10,8 @@ from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.params.options import EXCHANGES
 from attnsel.selection.steps import (
     Band,
+    KernelCall,
     Kind,
-    Part,
     RankLayout,
     RingSizes,
     gathered_parts,
@@ -165,7 +165,7 @@ def messages(p: AttentionParams, layout: RankLayout, n_steps: int) -> tuple[Mess
     return tuple(out)
 
 
-def _call(part: Part, sizes: RingSizes) -> StepCall:
+def _call(part: KernelCall, sizes: RingSizes) -> StepCall:
     m, n = len(part.q_rows), len(part.kv_rows)
     if part.kind == "full":
         return StepCall("full", m, n, m * n)

@@ -131,7 +131,7 @@ class Environment(FrozenModel):
     )
     assumed: tuple[str, ...] = ()
     detected: bool = False
-    settled: bool = Field(
+    resolved: bool = Field(
         default=False, exclude=True, description="what is assumed stays: an answer was worked out with it"
     )
 
@@ -267,7 +267,7 @@ def _companions(device: Device, given: dict[str, Version | None]) -> dict[str, V
 def without_code(env: Environment) -> NoCode | None:
     """Whether no wheel of the torch and CUDA that were stated has code for a described GPU.
 
-    What is assumed takes no blame. Where torch is installed it tells itself: ``attnsel doctor``.
+    An assumed version refuses nothing here. Where torch is installed it tells itself: ``attnsel doctor``.
     """
     if env.detected or env.device.type != "cuda" or env.arch is None or env.torch is None:
         return None

@@ -76,7 +76,7 @@ _SMALL = frozenset({"attnsel", "cudnn", "libcudnn", "libtorch", "pip", "tiled", 
 # What ``attnsel explain`` answers to a rule's examples, as far as the rule goes: asked, never typed.
 
 
-class Answer(NamedTuple):
+class ExampleAnswer(NamedTuple):
     """The example that a rule refuses, or a hint is about.
 
     command: what to paste; "" where no command line says it. blocks: of its report those about this rule, and
@@ -89,14 +89,14 @@ class Answer(NamedTuple):
     adapted: str = ""
 
 
-def answer_to(page: Page) -> Answer | None:
+def answer_to(page: Page) -> ExampleAnswer | None:
     """The report on a page's example, asked of the engine now; None for a page without one."""
     command = example_commands(page).get("fires_on", "")
     if isinstance(page, PolicyRule):
         if not command:
             return None
         policy = Policy(**page.fires_on[1])
-        return Answer(
+        return ExampleAnswer(
             command, _about(page, select(AttentionParams(), Environment.describe("H100"), policy=policy))
         )
     if not isinstance(page, (Rule, Hint)) or (isinstance(page, Hint) and page.of_tensors):
@@ -112,7 +112,7 @@ def answer_to(page: Page) -> Answer | None:
         command += f" --backend {name}" if command else ""
         selection = select(p, env, policy=policy.model_copy(update={"backend": name}))
         blocks = _about(page, selection)
-    return Answer(command, blocks, _adapted(page, selection))
+    return ExampleAnswer(command, blocks, _adapted(page, selection))
 
 
 def _about(page: Page, selection: Selection) -> tuple[Block, ...]:
@@ -236,7 +236,7 @@ _LABELS = ("Why", "Fix", "Source", "Asked")
 # ---- first lines ------------------------------------------------------------------------------------------
 
 
-def _first_lines(page: Page, answer: Answer | None) -> Iterator[Inline]:
+def _first_lines(page: Page, answer: ExampleAnswer | None) -> Iterator[Inline]:
     yield _who(page)
     if page.status == "preview":
         how = Prose(" it is shown, and refuses only with `ATTNSEL_PREVIEW=1` (`--preview`).")
@@ -329,7 +329,7 @@ def _where(page: Page, links: Links) -> Iterator[tuple[str, tuple[Inline, ...]]]
 # ---- examples ---------------------------------------------------------------------------------------------
 
 
-def _examples(page: Page, answer: Answer | None, links: Links) -> Iterator[Block]:
+def _examples(page: Page, answer: ExampleAnswer | None, links: Links) -> Iterator[Block]:
     """Commands to paste, with what the engine answers to the first; nothing for a page without one."""
     if answer is not None:
         lead = "A call that it is said of" if isinstance(page, Hint) else "A call that trips it"

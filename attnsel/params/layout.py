@@ -166,7 +166,7 @@ class TensorLayout(NamedTuple):
     @property
     def overlaps_itself(self) -> bool | None:
         """Whether two indices are one element; None: not known."""
-        return None if self.stride is None else _meets_itself(self.shape, self.stride)
+        return None if self.stride is None else _overlaps_itself(self.shape, self.stride)
 
     def overlaps(self, other: TensorLayout) -> bool | None:
         """Whether the two share a byte; None: not known."""
@@ -205,7 +205,7 @@ class TensorLayout(NamedTuple):
         steps = () if self.stride is None else tuple(zip(self.shape, self.stride, strict=True))
         # What stride 0 repeats is said by the letter 1.
         stepped = [(n, step) for n, step in steps if step]
-        meets = _meets_itself(tuple(n for n, _ in stepped), tuple(step for _, step in stepped))
+        meets = _overlaps_itself(tuple(n for n, _ in stepped), tuple(step for _, step in stepped))
         return f"{'overlap' if meets else 'view'}({self.memory})"
 
 
@@ -637,7 +637,7 @@ _MOST_STEPS = 20_000  # some 10 ms
 
 
 @lru_cache(maxsize=512)
-def _meets_itself(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool | None:
+def _overlaps_itself(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool | None:
     """Whether two different indices are one element. None: not decided within the steps allowed.
 
     Strides are at least 0, as in torch.

@@ -1,7 +1,8 @@
 """The way of a call: choose, bind, check, and try the next candidate where one refuses.
 
-It exists once, in :func:`settle`. Eager calls, traced calls, explicit gradients and the steps of context
-parallelism differ in what they bind and how that is compared with the reference: each is a :class:`Way`.
+It exists once, in :func:`choose_bind_run`. Eager calls, traced calls, explicit gradients and the steps of
+context parallelism differ in what they bind and how that is compared with the reference: each is a
+:class:`CallMode`.
 
 In front of it stands a cache from call signatures to closures, behind it one from questions to selections
 (``attnsel.selection``). Neither lives in a module, so modules stay deep-copyable and picklable.
@@ -129,7 +130,7 @@ _deterministic: Callable[[], bool] = getattr(
 any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
-class Way:
+class CallMode:
     """One way in which a call runs: this one as it is made, differentiable; others say what is different.
 
     Everything but ``select`` may raise what :func:`is_refusal` knows.
@@ -137,14 +138,14 @@ class Way:
 
     def select(self, call: Call, evidence: Evidence) -> Selection:
         """The selection for this call, given what refused before."""
-        return located(select_for(call, evidence), call)
+        return with_layout_of(select_for(call, evidence), call)
 
     def bind(self, selection: Selection, call: Call) -> Bound:
         """The chosen kernel, prepared for calls like this one."""
         return bind(selection, call)
 
     def check(self, bound: Bound, call: Call) -> bool:
-        """Compare it with the reference, unless that is settled; False: not now, ask again."""
+        """Compare it with the reference, unless it has passed before; False: not now, ask again."""
         return selfcheck.check(bound, call)
 
     def run(self, bound: Bound, call: Call) -> Any:
@@ -152,7 +153,7 @@ class Way:
         return bound.run(call)
 
 
-def settle(way: Way, call: Call) -> tuple[Bound, bool, Any]:
+def choose_bind_run(way: CallMode, call: Call) -> tuple[Bound, bool, Any]:
     """Choose, bind, check and run. A kernel that refuses is evidence against it, and the next is tried.
 
     A refusal is remembered only if another candidate then goes through: where all of them fail, the call or
@@ -176,7 +177,7 @@ def settle(way: Way, call: Call) -> tuple[Bound, bool, Any]:
             warn_of_polarity(call)
         try:
             bound = way.bind(selection, call)
-            settled = way.check(bound, call)
+            checked = way.check(bound, call)
             result = way.run(bound, call)
         except Exception as error:
             if not is_refusal(error, selection.backend) or _autograd_refuses(call):
@@ -191,7 +192,7 @@ def settle(way: Way, call: Call) -> tuple[Bound, bool, Any]:
         if learned and call.settings.replay_dir:
             leave_refusals(call, learned, selection)
         record_length(selection)
-        return bound, settled, result
+        return bound, checked, result
 
 
 def _autograd_refuses(call: Call) -> bool:
@@ -200,7 +201,7 @@ def _autograd_refuses(call: Call) -> bool:
     return recorded and any(t.is_inference() for t in (call.q, call.k, call.v))
 
 
-class Traced(Way):
+class Traced(CallMode):
     """While a graph is traced: nothing runs, and nothing can be compared."""
 
     def check(self, bound: Bound, call: Call) -> bool:
@@ -210,7 +211,7 @@ class Traced(Way):
         return None
 
 
-class Carrying(Way):
+class Carrying(CallMode):
     """A forward that gives its log-sum-exp as well, so that a backward elsewhere may start from it.
 
     The question asks for none: which candidate runs must not depend on how gradients come about.
@@ -218,7 +219,7 @@ class Carrying(Way):
 
     def bind(self, selection: Selection, call: Call) -> Bound:
         params = selection.params.derive(return_lse=True)
-        return bind(selection.about(params), _with_lse(call), need_grad=True)
+        return bind(selection.for_params(params), _with_lse(call), need_grad=True)
 
     def check(self, bound: Bound, call: Call) -> bool:
         return selfcheck.check(bound, _with_lse(call))
@@ -231,7 +232,7 @@ def _with_lse(call: Call) -> Call:
     return call._replace(config=call.config.replace(return_lse=True))
 
 
-class Gradients(Way):
+class Gradients(CallMode):
     """The backward of a traced call, where autograd does not record.
 
     From the ``known`` output and log-sum-exp of its forward, whichever candidate gave them, or (None) after
@@ -274,7 +275,7 @@ class MergedGradients(Gradients):
         return selfcheck.check_kernel(binding.kernel, binding.spec, inputs, bound.selection, call.settings)
 
 
-EAGER = Way()
+EAGER = CallMode()
 TRACED = Traced()
 CARRYING = Carrying()
 
@@ -312,7 +313,7 @@ def attend(
         except RuntimeError:
             if not is_transformed():
                 raise
-            bound, _, result = settle(EAGER, make_call(config, q, k, v, extras, settings))
+            bound, _, result = choose_bind_run(EAGER, make_call(config, q, k, v, extras, settings))
     if holder is not None:
         holder["_last"] = bound
     return result
@@ -364,7 +365,7 @@ def make_call(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, s
 
 def prepare(config: Config, q: Tensor, k: Tensor, v: Tensor) -> Bound:
     """The closure that would run this call. Nothing runs and nothing is remembered: for tracing."""
-    return settle(TRACED, make_call(config, q, k, v, NO_EXTRAS, current()))[0]
+    return choose_bind_run(TRACED, make_call(config, q, k, v, NO_EXTRAS, current()))[0]
 
 
 def attend_with_lse(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> tuple[Tensor, ...]:
@@ -457,8 +458,8 @@ def explain(
         q, k, v = autocast(q, k, v)
     call = make_call(config, q, k, v, extras, current())
     if environment is None:
-        return located(select_for(call, evidence()), call)
-    return located(select(params_of(call), environment, policy=policy_of(call)), call)
+        return with_layout_of(select_for(call, evidence()), call)
+    return with_layout_of(select(params_of(call), environment, policy=policy_of(call)), call)
 
 
 def cache_info() -> CacheInfo:
@@ -492,12 +493,14 @@ def select_for(call: Call, evidence: Evidence) -> Selection:
     return select(p, env, policy=policy_of(call), evidence=with_lengths(evidence, p, env))
 
 
-def located(selection: Selection, call: Call) -> Selection:
+def with_layout_of(selection: Selection, call: Call) -> Selection:
     """The selection with where its tensors lie, if some tensor is not dense and aligned."""
     specs = selection.params.tensors
     if specs.q is specs.k is specs.v is None:
         return selection
-    return selection.located(detect_layout(call.q, call.k, call.v, call.config.qkv_format, paged=call.paged))
+    return selection.with_layout(
+        detect_layout(call.q, call.k, call.v, call.config.qkv_format, paged=call.paged)
+    )
 
 
 def policy_of(call: Call) -> Policy:
@@ -521,8 +524,8 @@ def environment_of(q: Tensor) -> Environment:
 # ---- the first call of a signature ------------------------------------------------------------------
 
 
-def kept(cache: BoundedCache[Bound], way: Way, call: Call, *more: Any) -> tuple[Bound, Any]:
-    """What is bound for this signature, and what the call gives: from ``cache``, or settled now.
+def kept(cache: BoundedCache[Bound], way: CallMode, call: Call, *more: Any) -> tuple[Bound, Any]:
+    """What is bound for this signature, and what the call gives: from ``cache``, or chosen now.
 
     ``more``: what the key has besides the signature.
     """
@@ -533,8 +536,8 @@ def kept(cache: BoundedCache[Bound], way: Way, call: Call, *more: Any) -> tuple[
     bound = cache.get(key)
     if bound is not None:
         return bound, way.run(bound, call)
-    bound, settled, result = settle(way, call)
-    return (cache.add(key, bound) if settled else bound), result
+    bound, checked, result = choose_bind_run(way, call)
+    return (cache.add(key, bound) if checked else bound), result
 
 
 def _first_call(call: Call) -> tuple[Bound, Any]:

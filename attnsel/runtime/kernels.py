@@ -25,7 +25,7 @@ from attnsel.verdicts.requirements import size
 # error that says so: the next candidate runs where none has run yet, and no wrong tensor goes on.
 
 
-def held_to_the_contract(kernel: Kernel, record: CandidateRecord) -> Kernel:
+def with_contract_checks(kernel: Kernel, record: CandidateRecord) -> Kernel:
     """``kernel``, each function of which raises RuntimeError for what it must not return."""
     whose = f"{record.kernel} of {record.distribution}"
 
@@ -178,11 +178,11 @@ def refusing(function: Callable[[Spec, Inputs], Any], spec: Spec, inputs: Inputs
 
 def raise_if_no_refusal(error: BaseException) -> None:
     """Raise ``error`` again where it says nothing about the kernel: memory, or the device itself, is gone."""
-    if not says_no(error):
+    if not is_kernel_refusal(error):
         raise error
 
 
-def says_no(error: BaseException) -> bool:
+def is_kernel_refusal(error: BaseException) -> bool:
     """Whether an error of a kernel's is a refusal of this call, which another kernel may well take."""
     if isinstance(error, (torch.OutOfMemoryError, _DEVICE_ERROR)):
         return False
@@ -235,7 +235,7 @@ def _load(name: str) -> Kernel:
         text = str(error) if isinstance(error, ImportError) and not record.plugin else ""
         raise CannotPrepare(text or f"{record.kernel}{whose}: {in_words(error)}") from error
     kernel = Kernel(*functions)
-    return held_to_the_contract(kernel, record) if record.plugin else kernel
+    return with_contract_checks(kernel, record) if record.plugin else kernel
 
 
 # ---- Gradients around a kernel of the contract: autograd wraps it once, whichever kernel it is ---------

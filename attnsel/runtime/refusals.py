@@ -23,7 +23,7 @@ from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
-from attnsel.runtime.kernels import CannotPrepare, says_no
+from attnsel.runtime.kernels import CannotPrepare, is_kernel_refusal
 from attnsel.settings import Settings
 from attnsel.verdicts.reasons import NO_EVIDENCE, WRONG_NUMBERS, Evidence, Refusal
 
@@ -71,7 +71,7 @@ def is_refusal(error: BaseException, name: str) -> bool:
     """
     if isinstance(error, (CannotPrepare, WrongNumbers)):
         return True
-    if isinstance(error, InvalidInput) or not says_no(error) or _is_of_a_hook(error):
+    if isinstance(error, InvalidInput) or not is_kernel_refusal(error) or _is_of_a_hook(error):
         return False
     return isinstance(error, (RuntimeError, ValueError, *_of_the_library(name)))
 

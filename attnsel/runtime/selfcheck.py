@@ -46,12 +46,12 @@ _passed: BoundedCache[bool] = BoundedCache(limit=4096)
 
 
 def check(bound: Bound, call: Call) -> bool:
-    """Compare what ``bound`` would give, unless that is settled. Raises WrongNumbers, or what it raises.
+    """Compare what ``bound`` would give, unless it has passed before. Raises WrongNumbers, or what it raises.
 
     False: it could not be checked now and should be when it comes again.
     """
     selection = bound.selection
-    if not is_wanted(selection, call.settings) or _settled(selection, call):
+    if not is_wanted(selection, call.settings) or _has_passed(selection, call):
         return True
     if _capturing(call.q):
         _say(selection, "a CUDA graph is being captured")
@@ -62,7 +62,7 @@ def check(bound: Bound, call: Call) -> bool:
     if call.config.attention_dropout and not _drops_as_reference(selection):
         run = bind(*_without_dropout(selection, call)).run
 
-    def kernel(call: Call, into: _Into) -> Numbers:
+    def kernel(call: Call, into: _OutputGradient) -> Numbers:
         return _through_autograd(run, call, into)
 
     _compare(kernel, selection, call)
@@ -76,14 +76,14 @@ def check_gradients(bound: Bound, call: Call, *, carried: bool = False) -> bool:
     the whole does not cover it.
     """
     selection, run = bound.selection, bound.run
-    if not is_wanted(selection, call.settings) or _settled(selection, call, carried=carried):
+    if not is_wanted(selection, call.settings) or _has_passed(selection, call, carried=carried):
         return True
     if _capturing(call.q):
         return False
     if call.config.attention_dropout and not _drops_as_reference(selection):
         run = bind_gradients(*_without_dropout(selection, call))
 
-    def kernel(call: Call, into: _Into) -> Numbers:
+    def kernel(call: Call, into: _OutputGradient) -> Numbers:
         shape = (*call.q.shape[:-1], selection.params.head_dim_v)
         grads = run(call, into.of_shape(shape, call.q, call.config))
         bias = call.extras.core_attention_bias
@@ -112,7 +112,7 @@ def check_kernel(
         q, k, v = _random_where_alike((inputs.q, inputs.k, inputs.v), 0 if spec.packed else 2)
         inputs = inputs._replace(q=q, k=k, v=v)
 
-    def numbers(into: _Into) -> Numbers:
+    def numbers(into: _OutputGradient) -> Numbers:
         with torch.no_grad():
             result = kernel.forward(spec, inputs)
             found: Numbers = {"out": into.rows(result.out)}
@@ -127,7 +127,7 @@ def check_kernel(
         return {**found, **into.contract_gradients((*grads[:3], None, None))}
 
     try:
-        _hold(numbers, spec, inputs, selection.params, spec.need_grad, 1.0)
+        _require_close(numbers, spec, inputs, selection.params, spec.need_grad, 1.0)
     except torch.OutOfMemoryError:
         _say(selection, "there is no memory for it")
         return True
@@ -153,7 +153,7 @@ def _is_plain(call: Call) -> bool:
     return not (call.need_grad and any(t.is_inference() for t in tensors))
 
 
-def _settled(selection: Selection, call: Call, *, carried: bool = False) -> bool:
+def _has_passed(selection: Selection, call: Call, *, carried: bool = False) -> bool:
     return _passed.items.get(_kind(selection, call, carried)) is not None
 
 
@@ -211,7 +211,7 @@ def _say(selection: Selection, why: str) -> None:
 _Gradients = Sequence[Tensor | None]  # of q, k, v, the bias and the sinks
 
 
-class _Into:
+class _OutputGradient:
     """Gradients into the output, zero outside the compared rows, and the way results are cut into rows."""
 
     def __init__(self, spec: Spec, pieces: list[RowBlock], inputs: Inputs, head_dim_v: int) -> None:
@@ -261,7 +261,11 @@ class _Into:
 
 
 def _compare(
-    kernel: Callable[[Call, _Into], Numbers], selection: Selection, call: Call, *, carried: bool = False
+    kernel: Callable[[Call, _OutputGradient], Numbers],
+    selection: Selection,
+    call: Call,
+    *,
+    carried: bool = False,
 ) -> None:
     """Hold what ``kernel`` makes of the call against the reference, and remember that it passed."""
     if call.config.attention_dropout and call.extras.dropout_seed is None:
@@ -274,7 +278,9 @@ def _compare(
         dropout = _drops_as_reference(selection)
         spec, inputs = contract_call(call, selection.params, dropout=dropout)
         scale = spec.softmax_scale if call.config.bias_type == "pre_scale_bias" else 1.0
-        held = _hold(lambda into: kernel(call, into), spec, inputs, selection.params, call.need_grad, scale)
+        held = _require_close(
+            lambda into: kernel(call, into), spec, inputs, selection.params, call.need_grad, scale
+        )
     except torch.OutOfMemoryError:
         _say(selection, "there is no memory for it")
         return
@@ -282,8 +288,8 @@ def _compare(
         _passed.add(_kind(selection, call, carried), True)
 
 
-def _hold(
-    numbers: Callable[[_Into], Numbers],
+def _require_close(
+    numbers: Callable[[_OutputGradient], Numbers],
     spec: Spec,
     inputs: Inputs,
     p: AttentionParams,
@@ -297,9 +303,9 @@ def _hold(
     pieces = reference.choose_rows(spec, inputs)
     if not pieces or not _comparable(inputs):
         return False
-    into = _Into(spec, pieces, inputs, inputs.v.shape[-1])
+    into = _OutputGradient(spec, pieces, inputs, inputs.v.shape[-1])
     # Inner hooks win: those of checkpointing or offloading, around us, see none of our tensors.
-    with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
+    with torch.autograd.graph.saved_tensors_hooks(_unwrapped, _unwrapped):
         actual = numbers(into)
     unit = reference.unit_of(inputs.q)
     douts = [part.to(inputs.q.device) for part in into.parts] if need_grad else None
@@ -317,11 +323,11 @@ def _hold(
     raise WrongNumbers(_words(found, p))
 
 
-def _itself(t: Tensor) -> Tensor:
+def _unwrapped(t: Tensor) -> Tensor:
     return t
 
 
-def _through_autograd(run: Callable[[Call], Any], call: Call, into: _Into) -> Numbers:
+def _through_autograd(run: Callable[[Call], Any], call: Call, into: _OutputGradient) -> Numbers:
     """The closure on leaves that share the caller's memory, so that no graph of the caller's grows."""
     config, q, k, v, extras = call[:5]
     need_grad = call.need_grad
@@ -357,7 +363,7 @@ def _drops_as_reference(selection: Selection) -> bool:
 def _without_dropout(selection: Selection, call: Call) -> tuple[Selection, Call]:
     config = call.config.replace(attention_dropout=0.0)
     params = selection.params.derive(attention_dropout=0.0)
-    return selection.about(params), call._replace(config=config)
+    return selection.for_params(params), call._replace(config=config)
 
 
 def _random_where_alike(tensors: tuple[Tensor, Tensor, Tensor], rows: int) -> tuple[Tensor, Tensor, Tensor]:

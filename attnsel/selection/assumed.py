@@ -1,4 +1,4 @@
-"""What nobody stated: chosen so that it takes no blame, and told where the answer rests on it.
+"""Versions that nobody stated: which value is assumed, and where an answer depends on it.
 
 A described environment fills in what was left out. Of the values that are as likely, the one whose verdicts
 most of the others share is taken; where some would change a verdict, the report says which and asks.
@@ -90,7 +90,7 @@ def _neighbours(torch: Version | None) -> tuple[Version, ...]:
     return tuple(Version(*minor, 99) for minor in near if minor != torch[:2])
 
 
-def settled(p: AttentionParams, env: Environment, waivers: Waivers) -> Environment:
+def resolve_assumed(p: AttentionParams, env: Environment, waivers: Waivers) -> Environment:
     """``env`` with those of its assumed values that most others agree with, about this question.
 
     They are left as they are where no rule that speaks up reads them.

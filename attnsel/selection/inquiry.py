@@ -1,4 +1,6 @@
-"""One question, judged as far as somebody looks: rules, then adaptations, policy, what running showed."""
+"""One question and its verdicts, each worked out when it is first read: by rules, then adaptations, policy
+and what running showed.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ _LARGE = 1 << 30
 _FEW = 16  # queries: tokens that are decoded, and drafts of some
 
 
-class Asked(NamedTuple):
+class PreferenceInput(NamedTuple):
     """What preferences may read of a question: see ``RankKey``."""
 
     large_scores: bool
@@ -65,19 +67,21 @@ class Asked(NamedTuple):
         return self.f_sdpa.index(name) if name in self.f_sdpa else len(self.f_sdpa)
 
 
-def asked(p: AttentionParams, many_lengths: bool = False, f_sdpa: tuple[str, ...] = ()) -> Asked:
+def preference_input(
+    p: AttentionParams, many_lengths: bool = False, f_sdpa: tuple[str, ...] = ()
+) -> PreferenceInput:
     """Keys grow where their number is the tensor's own: not where lengths or pages say it, or a mask.
 
     ``many_lengths``: it is known that each call has another length. ``f_sdpa``: kernels as F.sdpa tries them,
     where it is what runs.
     """
     if p.is_training or p.kv_cache == "paged" or p.qkv_format == "thd":
-        return Asked(p.score_bytes > _LARGE, False, f_sdpa)
+        return PreferenceInput(p.score_bytes > _LARGE, False, f_sdpa)
     own = p.attn_mask_type in ("no_mask", "causal", "causal_bottom_right")
-    return Asked(p.score_bytes > _LARGE, many_lengths or (own and p.max_seqlen_q <= _FEW), f_sdpa)
+    return PreferenceInput(p.score_bytes > _LARGE, many_lengths or (own and p.max_seqlen_q <= _FEW), f_sdpa)
 
 
-def rank_key(candidate: Candidate, p: AttentionParams, of: Asked) -> RankKey:
+def rank_key(candidate: Candidate, p: AttentionParams, of: PreferenceInput) -> RankKey:
     """What preferences may read of a candidate."""
     padded = p.padding or p.qkv_format == "thd"
     return RankKey(
@@ -104,7 +108,7 @@ def key_of(key: RankKey, arch: int | None, policy: Policy) -> Key:
 
 
 @lru_cache(maxsize=1024)
-def at_best(env: Environment, policy: Policy, of: Asked) -> tuple[tuple[Key, str], ...]:
+def at_best(env: Environment, policy: Policy, of: PreferenceInput) -> tuple[tuple[Key, str], ...]:
     """Every candidate with the key it has if it runs as it is, best first: none can have a better one.
 
     One that is proven, or was executed off-GPU, for some calls there counts as that for this one.
@@ -204,7 +208,7 @@ class Inquiry:
     def decide(self) -> Candidate | None:
         """The first candidate that stands; on a detected machine, the first that attnsel can run there."""
         p, env, policy = self.p, self.env, self.policy
-        of = asked(p, self.evidence.many_lengths, f_sdpa_order(env))
+        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env))
         unwanted = policy_reasons(policy)
         best: Candidate | None = None
         best_key: tuple[int, ...] = ()
@@ -238,7 +242,7 @@ class Inquiry:
         for name in CANDIDATES:
             candidate = self._judged[name]
             (refused if candidate.verdict == "refused" else standing).append(candidate)
-        of = asked(p, self.evidence.many_lengths, f_sdpa_order(env))
+        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env))
         keys = tuple([rank_key(candidate, p, of) for candidate in standing])
         ranked = [
             standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by is last

@@ -45,7 +45,7 @@ class Piece(NamedTuple):
     offset: int  # in the sequence
 
 
-class Part(NamedTuple):
+class KernelCall(NamedTuple):
     """One kernel call: neighbouring pieces of queries against neighbouring pieces of keys.
 
     full      every query sees every key
@@ -112,7 +112,7 @@ def joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
 
 
 @lru_cache(maxsize=8192)
-def ring_parts(sizes: RingSizes, rank: int, owner: int) -> tuple[Part, ...]:
+def ring_parts(sizes: RingSizes, rank: int, owner: int) -> tuple[KernelCall, ...]:
     """The calls of ``rank`` for the keys of ``owner``; none where every pair is masked."""
     q = chunks(sizes.seqlen_q // sizes.size, rank, sizes.size)
     kv = chunks(sizes.seqlen_kv // sizes.size, owner, sizes.size)
@@ -120,7 +120,7 @@ def ring_parts(sizes: RingSizes, rank: int, owner: int) -> tuple[Part, ...]:
 
 
 @lru_cache(maxsize=8192)
-def gathered_parts(sizes: RingSizes, rank: int) -> tuple[Part, ...]:
+def gathered_parts(sizes: RingSizes, rank: int) -> tuple[KernelCall, ...]:
     """The calls of ``rank`` for all keys in the sequence's order."""
     q = chunks(sizes.seqlen_q // sizes.size, rank, sizes.size)
     n = 2 * sizes.size
@@ -227,7 +227,7 @@ def _shapes(sizes: RingSizes, comm: str) -> tuple[tuple[int, int, Kind], ...]:
 # ---- one step ---------------------------------------------------------------------------------------
 
 
-def _parts(sizes: RingSizes, q: Sequence[Piece], kv: Sequence[Piece]) -> tuple[Part, ...]:
+def _parts(sizes: RingSizes, q: Sequence[Piece], kv: Sequence[Piece]) -> tuple[KernelCall, ...]:
     if sizes.offsets:
         q, kv = joined(q), joined(kv)
     parts = [part for a in q for c in kv if (part := _pair(a, c, sizes)) is not None]
@@ -236,7 +236,7 @@ def _parts(sizes: RingSizes, q: Sequence[Piece], kv: Sequence[Piece]) -> tuple[P
     return tuple(_merge_full(_merge_diagonal(parts)))
 
 
-def _pair(q: Piece, kv: Piece, sizes: RingSizes) -> Part | None:
+def _pair(q: Piece, kv: Piece, sizes: RingSizes) -> KernelCall | None:
     """What of two pieces is visible; the keys of a call with offsets are cut to those that are."""
     lo, hi = sizes.band
     a, m, c, n = q.offset, q.length, kv.offset, kv.length
@@ -247,39 +247,39 @@ def _pair(q: Piece, kv: Piece, sizes: RingSizes) -> Part | None:
     right = hi is not None and farthest > hi
     if not sizes.absolute:
         if not left and not right:
-            return Part((q,), (kv,), "full")
+            return KernelCall((q,), (kv,), "full")
         if not left and c - a == hi and m == n:
-            return Part((q,), (kv,), "diagonal")
+            return KernelCall((q,), (kv,), "diagonal")
     first = 0 if lo is None else max(0, a + lo - c)
     last = n if hi is None else min(n, a + m + hi - c)
-    return Part((q,), (Piece(kv.start + first, last - first, c + first),), "offset")
+    return KernelCall((q,), (Piece(kv.start + first, last - first, c + first),), "offset")
 
 
-def _merge_diagonal(parts: list[Part]) -> list[Part]:
+def _merge_diagonal(parts: list[KernelCall]) -> list[KernelCall]:
     """Two diagonals and the full call between them are one diagonal of twice the length."""
     diagonals = [part for part in parts if part.kind == "diagonal"]
     for one, two in pairwise(diagonals):
-        between = Part(two.q, one.kv, "full")
+        between = KernelCall(two.q, one.kv, "full")
         if _adjacent(one.q, two.q) and _adjacent(one.kv, two.kv) and between in parts:
             rest = [part for part in parts if part not in (one, two, between)]
-            return _merge_diagonal([Part(one.q + two.q, one.kv + two.kv, "diagonal"), *rest])
+            return _merge_diagonal([KernelCall(one.q + two.q, one.kv + two.kv, "diagonal"), *rest])
     return parts
 
 
-def _merge_full(parts: list[Part]) -> list[Part]:
+def _merge_full(parts: list[KernelCall]) -> list[KernelCall]:
     """Neighbouring full calls as one: first those of the same queries, then those over the same keys."""
-    out: list[Part] = []
+    out: list[KernelCall] = []
     for part in parts:
         last = out[-1] if out else part
         if out and last.kind == part.kind == "full" and last.q == part.q and _adjacent(last.kv, part.kv):
-            out[-1] = Part(part.q, last.kv + part.kv, "full")
+            out[-1] = KernelCall(part.q, last.kv + part.kv, "full")
         else:
             out.append(part)
-    rows: list[Part] = []
+    rows: list[KernelCall] = []
     for part in out:
         for i, one in enumerate(rows):
             if one.kind == part.kind == "full" and one.kv == part.kv and _adjacent(one.q, part.q):
-                rows[i] = Part(one.q + part.q, part.kv, "full")
+                rows[i] = KernelCall(one.q + part.q, part.kv, "full")
                 break
         else:
             rows.append(part)

@@ -33,7 +33,7 @@ from attnsel import AttentionParams, Environment, InvalidInput, Policy, select, 
 from attnsel.base.records import VERSIONS, stamped
 from attnsel.cli import doctor as doctor_module
 from attnsel.cli import main
-from attnsel.cli.explain_more import Asked, Comparison, NotAsked, by_rules
+from attnsel.cli.explain_more import Comparison, LibraryAnswer, NotAsked, by_rules
 from attnsel.cli.probe import DISTRIBUTIONS, FlashFacts, Probe, ProbedMachine
 from attnsel.debug import process_record
 from attnsel.diagnose.watching.judge import Watched
@@ -271,7 +271,7 @@ def _of_every_rule() -> list[dict[str, Any]]:
 
 
 def _libraries() -> list[dict[str, Any]]:
-    from attnsel.backends.cudnn.ask.client import Answer
+    from attnsel.backends.cudnn.ask.client import GraphAnswer
 
     verdict = by_rules(AttentionParams(), Environment.describe("H100"))
     made = [NotAsked("gpu", "Why.").as_dict()]
@@ -282,9 +282,9 @@ def _libraries() -> list[dict[str, Any]]:
         ({}, "why", "library", []),
     ):
         judged = {"judge": judge, "cudnn": "9.20.0", "cudnn_frontend": "1.28.0"}
-        said = {name: Answer(*answer, **judged) for name, answer in answers.items()}
+        said = {name: GraphAnswer(*answer, **judged) for name, answer in answers.items()}
         versions = {"cudnn": "9.20.0", "cudnn_frontend": "1.28.0"}
-        asked = Asked(said, inexpressible)
+        asked = LibraryAnswer(said, inexpressible)
         made.append(Comparison(verdict, asked, judge, versions, None, "H100", notes).as_dict())
     return made
 
@@ -300,7 +300,7 @@ def _with_layouts() -> list[dict[str, Any]]:
     selection = select(AttentionParams(), Environment.describe("H100"))
     layouts = [detect_layout(*tensors, "bshd") for tensors in (packed, apart, (packed[0], *apart[1:]))]
     layouts.append(detect_layout(*[t.to("meta") for t in apart], "bshd"))
-    return [selection.located(layout).as_dict() for layout in layouts]
+    return [selection.with_layout(layout).as_dict() for layout in layouts]
 
 
 def _doctor() -> list[Any]:

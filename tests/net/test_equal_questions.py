@@ -158,7 +158,7 @@ ENVIRONMENT: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "missing": (DESCRIBED, (), ("libcudnn",)),
     "assumed": (DESCRIBED, (), ("torch",)),
     "detected": (DESCRIBED, False, True),
-    "settled": (DESCRIBED, False, True),
+    "resolved": (DESCRIBED, False, True),
 }
 DEVICE: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "type": ({}, "cuda", "rocm"),
@@ -195,11 +195,11 @@ def test_what_differs_in_one_field_differs(kind: Any, name: str) -> None:
     assert changed == {name}, "a row is about one field"
 
 
-# "settled" says how an environment was made up, not what it is.
+# "resolved" says how an environment was made up, not what it is.
 ASKED = {AttentionParams: "params", Policy: "policy", Environment: "environment"}
 
 
-@each("kind, name", [(kind, name) for kind, name in ROWS if kind in ASKED and name != "settled"])
+@each("kind, name", [(kind, name) for kind, name in ROWS if kind in ASKED and name != "resolved"])
 def test_another_question_has_another_answer(kind: Any, name: str) -> None:
     plain = {AttentionParams: AttentionParams(), Environment: environment(), Policy: Policy()}
     a, b = pair(kind, name)

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 import te_function
 from attnsel import AttentionParams, Environment
-from attnsel.dispatchers.te.asked import Asked
+from attnsel.dispatchers.te.asked import FilterInput
 from te_questions import questions
 
 
@@ -30,7 +30,7 @@ def asked_of_theirs(seed: int, count: int) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             engine = te_function.TransformerEngine(root, Path(folder))
         for p, env, switches in questions(seed, count, str(engine.version)):
-            window = Asked(p, env, engine.version, switches).window
+            window = FilterInput(p, env, engine.version, switches).window
             chosen, alive = engine.choice(p, env, window, switches)
             rows.append(
                 {

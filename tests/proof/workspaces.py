@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.cli.explain_more import Asked
+from attnsel.cli.explain_more import LibraryAnswer
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 
@@ -45,7 +45,7 @@ class Workspaces:
     def agree(self) -> int:
         return self.compared - self.below - self.above
 
-    def add(self, gpu: str, p: AttentionParams, env: Environment, asked: Asked) -> None:
+    def add(self, gpu: str, p: AttentionParams, env: Environment, asked: LibraryAnswer) -> None:
         """Compare one question that both accept."""
         model = CANDIDATES["cudnn"].memory
         assert model is not None

@@ -111,7 +111,7 @@ def measured(
             product = leaf * 2
             measure.time_backward(tally, product.grad_fn)
             product.sum().backward()
-        measure.settle([tally])
+        measure.record_medians([tally])
     kept = {name: value for name, value in tally.extra.items() if not name.startswith("_")}
     return kept, [*tally.notes], len(said)
 

@@ -201,7 +201,7 @@ class Cause(NamedTuple):
     "against",
     ("attnsel", "attnsel.backend"),
 )
-class Answer(NamedTuple):
+class AnsweredCall(NamedTuple):
     """One call of the log, answered.
 
     ``rebuilt``: question and machine. ``plain``: the answer without adaptations, as the log's library works;
@@ -223,7 +223,7 @@ class Answer(NamedTuple):
 class Explained(NamedTuple):
     """A whole log, answered."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[AnsweredCall, ...]
     machine: tuple[Finding, ...]
     left_out: int
 
@@ -238,14 +238,14 @@ def explained(found: Gathered, stated: Stated) -> Explained:
     return Explained(answers, found.machine, found.left_out)
 
 
-def answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Answer:
+def answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> AnsweredCall:
     """One call, answered. Raises InvalidInput where what the user states is wrong."""
     rebuilt = rebuild(call, machine, stated)
     p, env, policy = rebuilt.params, rebuilt.environment, stated.policy
     plain = select(p, _where_attnsel_runs(call, env), policy=policy.replace(adapt="never"))
     refused = [name for name in _refused(call) if name in CANDIDATES]
     causes = tuple(_causes(call, rebuilt, plain))
-    return Answer(
+    return AnsweredCall(
         call,
         rebuilt,
         plain,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise, zip_longest
 
-from attnsel.diagnose.logs.answer import Answer, Cause, Explained, library_of
+from attnsel.diagnose.logs.answer import AnsweredCall, Cause, Explained, library_of
 from attnsel.diagnose.logs.message import Finding
 from attnsel.diagnose.logs.parsers import libraries
 from attnsel.report.answer import paste_of, to_paste, warnings
@@ -56,7 +56,7 @@ def _headline(explained: Explained) -> str:
     return f"{total} attention calls in this log, {told}."
 
 
-def _title(answer: Answer) -> str:
+def _title(answer: AnsweredCall) -> str:
     call = answer.call
     words = [call.library]
     words += [f"{call.times} times"] if call.times > 1 else []
@@ -68,7 +68,7 @@ def _title(answer: Answer) -> str:
     return " · ".join(words)
 
 
-def _facts(answer: Answer) -> Facts:
+def _facts(answer: AnsweredCall) -> Facts:
     rebuilt = answer.rebuilt
     lines: list[tuple[str, ...] | Item] = [tuple(environment_words(rebuilt.environment))]
     if rebuilt.described:
@@ -84,7 +84,7 @@ def _facts(answer: Answer) -> Facts:
     return Facts(tuple(lines))
 
 
-def _parts(answer: Answer) -> Iterator[Section]:
+def _parts(answer: AnsweredCall) -> Iterator[Section]:
     yield _part("What the log says", _said(answer.call.findings))
     if answer.causes:
         yield _part("Why", map(_cause, answer.causes))

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import (
 )
 
 from attnsel.diagnose.framework_fixes import replacement, unwritten
-from attnsel.diagnose.watching.by_hand_call import Call, Found
+from attnsel.diagnose.watching.by_hand_call import Found, TracedProduct
 from attnsel.diagnose.watching.by_hand_operators import ByHand
 from attnsel.diagnose.watching.hooks import OperatorMode, operator_name
 from attnsel.diagnose.watching.observe import FORWARD, PEAK, Observer, Place, Recorder, Seen, sample
@@ -171,7 +171,7 @@ class Watcher:
         if self.operators == MOST_OPERATORS or (product and self.products == MOST_PRODUCTS):
             self.recorder.soon(self._soon)
 
-    def _softmax(self, call: Call, attention: bool) -> bool:
+    def _softmax(self, call: TracedProduct, attention: bool) -> bool:
         """A softmax of scores, or its like; whether to follow it."""
         if _called_by(watch_sdpa):
             return False
@@ -185,7 +185,7 @@ class Watcher:
     def key(self, place: Place, shape: Iterable[int]) -> tuple[Any, ...]:
         return _STATE, place.where, tuple(shape), torch.is_grad_enabled()
 
-    def _found(self, call: Call, found: Found) -> None:
+    def _found(self, call: TracedProduct, found: Found) -> None:
         self.by_exp = self.by_exp or "aten::exp" in found.operators
         if call.counted or call.place is None:
             self._time(call, found)
@@ -211,7 +211,7 @@ class Watcher:
         self._time(call, found)
         tally.extra["fix"] = "" if fix is None else str(fix)
 
-    def _time(self, call: Call, found: Found) -> None:
+    def _time(self, call: TracedProduct, found: Found) -> None:
         """From the first product to the last, on a CPU. There operators are read, which adds some 0.1 ms."""
         tally = self.recorder.known.get(call.known_as)
         if tally is None or torch.cuda.is_initialized():

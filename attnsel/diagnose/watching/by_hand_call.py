@@ -191,7 +191,7 @@ class Found(NamedTuple):
     operators: tuple[str, ...]
 
 
-class Call:
+class TracedProduct:
     """What is known so far. ``left`` and ``right`` are the factors of the product, [.., rows, depth] and
     [.., depth, columns]; ``batch`` is how many such products it was."""
 
@@ -380,7 +380,7 @@ class Role(NamedTuple):
     output (of exponentials that are not divided by their sum yet)."""
 
     kind: str
-    call: Call | None = None
+    call: TracedProduct | None = None
     operand: Operand = Operand()
     number: float = 0.0
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from attnsel.diagnose.watching.by_hand_call import (
     Addition,
-    Call,
     Found,
     Operand,
     Role,
+    TracedProduct,
     first_value,
     zeros_and_ones,
 )
@@ -75,7 +75,7 @@ def _product(reader: ByHand, operator: str, a: Tensor, b: Tensor, out: Tensor) -
     operands = reader.operand(a), reader.operand(b)
     if operator == "mm" and (operands[0].parameter or operands[1].parameter):
         return None
-    call = Call(f"aten::{operator}", a, b, *operands)
+    call = TracedProduct(f"aten::{operator}", a, b, *operands)
     call.made_of("scores", out)
     return Role("scores", call)
 
@@ -403,12 +403,12 @@ class ByHand:
 
     def __init__(
         self,
-        found: Callable[[Call, Found], None],
-        softmax: Callable[[Call, bool], bool] = lambda call, attention: attention,
+        found: Callable[[TracedProduct, Found], None],
+        softmax: Callable[[TracedProduct, bool], bool] = lambda call, attention: attention,
     ) -> None:
         self._found, self._softmax = found, softmax
         self._roles: dict[int, Role] = {}
-        self._held: deque[Call] = deque()
+        self._held: deque[TracedProduct] = deque()
 
     def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """One operator that ran: ``func(*args, **kwargs)`` gave ``out``."""
@@ -447,19 +447,19 @@ class ByHand:
         own = role.operand if role is not None and role.kind == "operand" else Operand()
         return own._replace(parameter=own.parameter or isinstance(value._base, torch.nn.Parameter))
 
-    def softmaxed(self, call: Call, x: Tensor, dim: int) -> bool:
+    def softmaxed(self, call: TracedProduct, x: Tensor, dim: int) -> bool:
         attention = call.softmaxed(x, dim)
         call.shape = tuple(x.shape)
         return self._softmax(call, attention)
 
-    def hold(self, call: Call) -> None:
+    def hold(self, call: TracedProduct) -> None:
         """Keep the masks of the newest calls; those of older ones are let go."""
         if call not in self._held:
             self._held.append(call)
             if len(self._held) > HELD_CALLS:
                 self._held.popleft().additions.clear()
 
-    def finish(self, call: Call, values: Tensor, head_dim_v: int, operator: str) -> None:
+    def finish(self, call: TracedProduct, values: Tensor, head_dim_v: int, operator: str) -> None:
         if call.shape and not call.done:
             call.done = True  # its backward multiplies the same probabilities again
             repeats = self.operand(values).repeats

@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnsel.diagnose.watching.observe import After, Around, Call, Observer, Patch, Recorder
+from attnsel.diagnose.watching.observe import After, Around, Observer, Patch, Recorder, WatchedCall
 
 # ---- aten's attention operators: which candidate is the same kernel, and the name of the gradient ------
 # Names: torch 2.13 ``native_functions.yaml``; gradients: ``derivatives.yaml``, whose classes are named after
@@ -177,7 +177,7 @@ class FunctionMode(TorchFunctionMode):
             around = hooks.operators.get(operator_name(func))
         if around is None or recorder.is_quiet:
             return func(*args, **kwargs)
-        return recorder.watched(around, Call(func, args, kwargs))
+        return recorder.watched(around, WatchedCall(func, args, kwargs))
 
 
 class Hooks:
@@ -397,7 +397,7 @@ class Patches(importlib.abc.MetaPathFinder):
             # A program may keep this function for longer than it is watched.
             if torch.compiler.is_dynamo_compiling() or not hooks.on or hooks.recorder.is_quiet:
                 return function(*args, **kwargs)
-            return hooks.recorder.watched(patch.around, Call(function, args, kwargs))
+            return hooks.recorder.watched(patch.around, WatchedCall(function, args, kwargs))
 
         return watched
 

@@ -27,7 +27,7 @@ from attnsel.diagnose.watching.hooks import (
     OperatorMode,
     operator_name,
 )
-from attnsel.diagnose.watching.observe import Call, Observer, Patch, Place, Recorder, Seen, Tally
+from attnsel.diagnose.watching.observe import Observer, Patch, Place, Recorder, Seen, Tally, WatchedCall
 from attnsel.diagnose.watching.record import Api
 from attnsel.diagnose.watching.sdpa import api_of, part
 from attnsel.dispatchers.torch.switches import as_words, set_here
@@ -67,7 +67,7 @@ class Inside(OperatorMode):
 
 
 def _library_call(
-    recorder: Recorder, call: Call, api: Api, name: str, candidate: str, asked: Question
+    recorder: Recorder, call: WatchedCall, api: Api, name: str, candidate: str, asked: Question
 ) -> None:
     """A call of a library's function ``name``, counted by its place, its arguments and what it ran."""
     place = recorder.place()
@@ -95,7 +95,7 @@ def _library_call(
     recorder.follow(recorder.file(place, seen, key), out, GRADIENTS)
 
 
-def _bound(call: Call) -> dict[str, Any]:
+def _bound(call: WatchedCall) -> dict[str, Any]:
     bound = inspect.signature(call.function).bind(*call.args, **call.kwargs)
     bound.apply_defaults()
     return dict(bound.arguments)
@@ -158,8 +158,8 @@ def _flash_tensors(given: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     return given["q"], given["k"], given["v"]
 
 
-def _flash(name: str, candidate: str) -> Callable[[Recorder, Call], None]:
-    def watch_flash(recorder: Recorder, call: Call) -> None:
+def _flash(name: str, candidate: str) -> Callable[[Recorder, WatchedCall], None]:
+    def watch_flash(recorder: Recorder, call: WatchedCall) -> None:
         ours = call.function.__module__.startswith("attnsel.")
         said = f"attnsel's {name}" if ours else name
         _library_call(recorder, call, "flash_attn", said, "" if ours else candidate, flash_question)
@@ -193,7 +193,7 @@ _FLASH = tuple(
 # ---- torch's own functions --------------------------------------------------------------------------
 
 
-def watch_flex(recorder: Recorder, call: Call) -> None:
+def watch_flex(recorder: Recorder, call: WatchedCall) -> None:
     """flex_attention outside of a compiled region: it then computes all scores."""
     with without_mode():
         _library_call(recorder, call, "flex_attention", "flex_attention, not compiled", "", flex_question)
@@ -225,7 +225,7 @@ def flex_question(given: Arguments) -> AttentionParams:
     )
 
 
-def watch_varlen(recorder: Recorder, call: Call) -> None:
+def watch_varlen(recorder: Recorder, call: WatchedCall) -> None:
     _library_call(recorder, call, "varlen_attn", "varlen_attn", "sdpa.varlen", varlen_question)
 
 
@@ -264,7 +264,7 @@ _LAYER = "aten::_transformer_encoder_layer_fwd"
 _SLOW = "modules"
 
 
-def watch_module(recorder: Recorder, call: Call) -> None:
+def watch_module(recorder: Recorder, call: WatchedCall) -> None:
     """nn.MultiheadAttention.forward: one operator in evaluation, F.sdpa, or pieces with weights."""
     module, query, key_, value = (call.argument(i, name) for i, name in enumerate(_NAMES))
     need_weights = call.argument(5, "need_weights", True)
@@ -359,7 +359,7 @@ def mha_question(
     )
 
 
-def watch_layer(recorder: Recorder, call: Call) -> None:
+def watch_layer(recorder: Recorder, call: WatchedCall) -> None:
     """nn.TransformerEncoderLayer.forward: one operator for the whole layer, or its pieces."""
     module, x = call.argument(0, "self"), call.argument(1, "src")
     place = recorder.place()
@@ -399,7 +399,7 @@ def watch_layer(recorder: Recorder, call: Call) -> None:
     recorder.file(place, seen, key)
 
 
-def watch_encoder(recorder: Recorder, call: Call) -> None:
+def watch_encoder(recorder: Recorder, call: WatchedCall) -> None:
     """nn.TransformerEncoder.forward: packs padded batches, where there is no function mode."""
     with without_mode():
         call.run()
@@ -414,7 +414,7 @@ _TE_MODULES = (
 )
 
 
-def watch_te(recorder: Recorder, call: Call) -> None:
+def watch_te(recorder: Recorder, call: WatchedCall) -> None:
     """DotProductAttention.forward: its choice, and the parameters of it, stand in its module."""
     place = recorder.place()
     with recorder.quiet():
@@ -429,7 +429,7 @@ def watch_te(recorder: Recorder, call: Call) -> None:
     recorder.follow(recorder.file(place, seen), out)
 
 
-def watch_attnsel_module(recorder: Recorder, call: Call) -> None:
+def watch_attnsel_module(recorder: Recorder, call: WatchedCall) -> None:
     """attnsel's own DotProductAttention, which says what it chose."""
     place = recorder.place()
     with recorder.quiet():
@@ -437,7 +437,7 @@ def watch_attnsel_module(recorder: Recorder, call: Call) -> None:
     _file_attnsel(recorder, place, call.argument(0, "self").last_selection, out)
 
 
-def watch_attnsel_function(recorder: Recorder, call: Call) -> None:
+def watch_attnsel_function(recorder: Recorder, call: WatchedCall) -> None:
     """``attnsel.attention`` and what stands in place of F.sdpa: the choice is asked for again."""
     place = recorder.place()
     with recorder.quiet():

@@ -363,7 +363,7 @@ def time_backward(tally: Tally, node: Any) -> None:
     node.register_hook(after)
 
 
-def settle(tallies: Iterable[Tally]) -> None:
+def record_medians(tallies: Iterable[Tally]) -> None:
     """Medians of what was sampled, as the fields of a Site."""
     for tally in tallies:
         for name, reported in (
@@ -387,7 +387,7 @@ OBSERVERS: tuple[str, ...] = ("sdpa", "by_hand", "libraries")
 """Modules of this folder. A later one may take over a function from an earlier one."""
 
 
-class Call:
+class WatchedCall:
     """One call of a watched function, which is run exactly once whatever the observer does."""
 
     __slots__ = ("args", "error", "function", "kwargs", "meter", "out", "ran")
@@ -416,7 +416,7 @@ class Call:
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
 
-Around = Callable[["Recorder", Call], None]
+Around = Callable[["Recorder", WatchedCall], None]
 After = Callable[["Recorder", Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
 
 
@@ -555,7 +555,7 @@ class Recorder:
     def is_quiet(self) -> bool:
         return self._mine.quiet > 0
 
-    def watched(self, handler: Around, call: Call) -> Any:
+    def watched(self, handler: Around, call: WatchedCall) -> Any:
         """``call`` as ``handler`` sees it: its result or its exception, whatever the handler does."""
         if self.time or self.memory:
             call.meter = Meter(time=self.time, memory=self.memory)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from attnsel.diagnose.watching.hooks import GRADIENTS, MATH, OPERATORS, ZEROS, Operator, Ran, operator_name
-from attnsel.diagnose.watching.observe import Call, Observer, Place, Recorder, Seen
+from attnsel.diagnose.watching.observe import Observer, Place, Recorder, Seen, WatchedCall
 from attnsel.diagnose.watching.record import Api
 from attnsel.dispatchers.torch.switches import Set, as_words, set_here
 from attnsel.errors import InvalidInput, in_words
@@ -163,7 +163,7 @@ def api_of(place: Place, otherwise: Api) -> Api:
     return _LIBRARIES.get(place.library, otherwise)
 
 
-def watch_sdpa(recorder: Recorder, call: Call) -> None:
+def watch_sdpa(recorder: Recorder, call: WatchedCall) -> None:
     """F.scaled_dot_product_attention: the operator is looked up once for calls that are alike."""
     q, k, v = call.argument(0, "query"), call.argument(1, "key"), call.argument(2, "value")
     mask = call.argument(3, "attn_mask")
@@ -191,7 +191,7 @@ def watch_sdpa(recorder: Recorder, call: Call) -> None:
     recorder.follow(recorder.file(place, seen, key), call.out, GRADIENTS)
 
 
-def _run(recorder: Recorder, call: Call, fitting: bool) -> Ran:
+def _run(recorder: Recorder, call: WatchedCall, fitting: bool) -> Ran:
     """Runs the call, and reads its operators. Under a dispatch mode math adds a mask in another way than
     alone, which would take masks that it otherwise raises for: a call with one runs as it would alone."""
     ran = Ran()
@@ -213,7 +213,7 @@ def switches(q: Tensor, k: Tensor, enable_gqa: bool) -> tuple[str, ...]:
     return as_words(held)
 
 
-def watch_operator(recorder: Recorder, call: Call) -> None:
+def watch_operator(recorder: Recorder, call: WatchedCall) -> None:
     """An attention operator that the program, or a library, calls by its name."""
     operator = OPERATORS[operator_name(call.function)]
     place = recorder.place()
@@ -303,7 +303,7 @@ def _counters() -> Mapping[str, int]:
     return {**every.get("stats", {}), **every.get("inductor", {})}
 
 
-def watch_read_operator(recorder: Recorder, call: Call) -> None:
+def watch_read_operator(recorder: Recorder, call: WatchedCall) -> None:
     """An operator of F.sdpa's called by its name: by the program, by a library, or by compiled code."""
     operator = OPERATORS[operator_name(call.function)]
     region = _region()

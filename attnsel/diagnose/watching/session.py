@@ -11,7 +11,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.debug import process_record
 from attnsel.diagnose.watching.hooks import Hooks
 from attnsel.diagnose.watching.judge import Watched, judge
-from attnsel.diagnose.watching.observe import Observer, Places, Recorder, load, settle
+from attnsel.diagnose.watching.observe import Observer, Places, Recorder, load, record_medians
 from attnsel.diagnose.watching.record import Process, Site
 from attnsel.environment import Environment
 from attnsel.environment.gpus import figures_of
@@ -97,7 +97,7 @@ class Watch:
     @property
     def sites(self) -> tuple[Site, ...]:
         """What was seen so far, without a judgement: that is worked out by ``watched``."""
-        settle(self.recorder.book.tallies())
+        record_medians(self.recorder.book.tallies())
         return self.recorder.book.sites()
 
     def watched(self, *, gpu: str | None = None, exit_code: int | None = None) -> Watched:

@@ -25,7 +25,7 @@ from attnsel.dispatchers.te.asked import (
     FUSED,
     SWITCHES,
     UNFUSED,
-    Asked,
+    FilterInput,
     held,
 )
 from attnsel.dispatchers.te.filters import FILTERS
@@ -56,7 +56,7 @@ _UTILS = "dot_product_attention/utils.py"
 def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) -> Dispatch:
     """What TransformerEngine would choose. Pure."""
     te = env.transformer_engine or NEWEST
-    asked = Asked(p, env, te, switches)
+    asked = FilterInput(p, env, te, switches)
     if p.softcap or env.device.type != "cuda":
         why = "has no softcap" if p.softcap else "runs on CUDA GPUs only"
         error = f"TransformerEngine {why}."
@@ -82,7 +82,7 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     )
 
 
-def _offer(asked: Asked, kernel: str) -> Offer:
+def _offer(asked: FilterInput, kernel: str) -> Offer:
     found = [
         Refusal(text, _source(one.lines), switch=one.switch, told=one.told)
         for one in FILTERS
@@ -103,7 +103,7 @@ def _source(lines: str) -> str:
     return f"{_UTILS}, {lines if lines.startswith('v') else f'lines {lines}'}"
 
 
-def _without_4_beside_3(asked: Asked, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+def _without_4_beside_3(asked: FilterInput, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
     """On Hopper 4 gives way wherever 3 is installed and switched on, whether or not 3 then takes the call."""
     off = not (asked.enabled("NVTE_FLASH_ATTN") and asked.enabled("NVTE_FLASH_ATTN_V3"))
     if asked.arch != 90 or asked.env.flash_attn_3 is None or off:
@@ -130,7 +130,7 @@ def _inferred(te: Version, env: Environment) -> str:
     return "of the releases between, the boundaries of each filter were looked up at the tags"
 
 
-def _call(asked: Asked) -> str:
+def _call(asked: FilterInput) -> str:
     """DotProductAttention's arguments, those that are not its defaults."""
     p = asked.p
     channels = p.head_dim_qk if p.head_dim_qk == p.head_dim_v else (p.head_dim_qk, p.head_dim_v)
@@ -149,7 +149,7 @@ def _call(asked: Asked) -> str:
     return f"DotProductAttention({', '.join(said)})"
 
 
-def _notes(asked: Asked, chosen: Offer | None) -> list[str]:
+def _notes(asked: FilterInput, chosen: Offer | None) -> list[str]:
     p, notes = asked.p, []
     name = "" if chosen is None else chosen.name
     if p.window_size != asked.window:

@@ -23,7 +23,7 @@ LEVEL_2 = "a line under NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2"
 NOTHING = "nothing: its query of cuDNN answers yes or no, without a reason"
 
 
-class Asked(NamedTuple):
+class FilterInput(NamedTuple):
     """What a filter may read. ``te``: the release of TransformerEngine; ``on``: its switches."""
 
     p: AttentionParams
@@ -106,7 +106,7 @@ class Asked(NamedTuple):
         return self.on.get(name, "1") != "0"
 
 
-Check = Callable[[Asked], str]
+Check = Callable[[FilterInput], str]
 
 
 class Filter(NamedTuple):
@@ -131,7 +131,7 @@ def refuses(
     kernels: str | tuple[str, ...],
     lines: str,
     says: str | Check,
-    when: Callable[[Asked], object] = bool,
+    when: Callable[[FilterInput], object] = bool,
     *,
     since: str = "",
     until: str = "",
@@ -144,7 +144,7 @@ def refuses(
     braces; or a function that gives the text of a call, "" where it has nothing against it.
     """
 
-    def check(a: Asked) -> str:
+    def check(a: FilterInput) -> str:
         if callable(says):
             return says(a)
         return says.format(a=a, p=a.p) if when(a) else ""

@@ -19,8 +19,8 @@ from attnsel.dispatchers.te.asked import (
     HALF,
     LEVEL_1,
     UNFUSED,
-    Asked,
     Filter,
+    FilterInput,
     refuses,
 )
 from attnsel.environment.versions import Version
@@ -41,7 +41,7 @@ def _switched_off(name: str, *kernels: str, lines: str, since: str = "") -> Filt
 # ---- what is installed, the type ----------------------------------------------------------------------
 
 
-def _no_flash_attn_2(a: Asked) -> str:
+def _no_flash_attn_2(a: FilterInput) -> str:
     """``max_version`` of FlashAttentionUtils, at the tags."""
     version = a.env.flash_attn
     if version is None:
@@ -57,7 +57,7 @@ def _no_flash_attn_2(a: Asked) -> str:
 # ---- attention in FP8 ---------------------------------------------------------------------------------
 
 
-def _current_scaling_of_old_cudnn(a: Asked) -> str:
+def _current_scaling_of_old_cudnn(a: FilterInput) -> str:
     if a.recipe != "current" or a.arch < 100:
         return ""
     if a.cudnn < Version(9, 14):
@@ -66,7 +66,7 @@ def _current_scaling_of_old_cudnn(a: Asked) -> str:
     return f"current scaling, deterministic: cuDNN is {a.cudnn}, at least 9.18.0" if hit else ""
 
 
-def _mxfp8(a: Asked) -> str:
+def _mxfp8(a: FilterInput) -> str:
     if a.recipe != "mxfp8":
         return ""
     if a.arch < 100:
@@ -81,7 +81,7 @@ def _mxfp8(a: Asked) -> str:
 # ---- caches, head dimensions --------------------------------------------------------------------------
 
 
-def _pages(a: Asked) -> str:
+def _pages(a: FilterInput) -> str:
     size = a.p.page_size or 0
     if a.p.kv_cache != "paged":
         return ""
@@ -93,15 +93,15 @@ def _pages(a: Asked) -> str:
     return f"pages: flash-attn is {a.env.flash_attn}, at least 2.5" if old else ""
 
 
-def _unlike(a: Asked) -> bool:
+def _unlike(a: FilterInput) -> bool:
     return a.p.head_dim_qk != a.p.head_dim_v
 
 
-def _wide_training(a: Asked) -> bool:
+def _wide_training(a: FilterInput) -> bool:
     return a.arch == 120 and a.p.is_training and (a.p.head_dim_qk > 128 or a.p.head_dim_qk % 8 != 0)
 
 
-def _heads_of_flash_2(a: Asked) -> str:
+def _heads_of_flash_2(a: FilterInput) -> str:
     widest = max(a.p.head_dim_qk, a.p.head_dim_v) if a.te >= _BEFORE_MLA_PADS else a.p.head_dim_qk
     if widest > 256:
         return f"the head dimension is {widest}, at most 256"
@@ -112,7 +112,7 @@ def _heads_of_flash_2(a: Asked) -> str:
     return ""
 
 
-def _heads_of_flash_3(a: Asked) -> str:
+def _heads_of_flash_3(a: FilterInput) -> str:
     d, dv = a.p.head_dim_qk, a.p.head_dim_v
     if d > 256:
         return f"head_dim_qk is {d}, at most 256"
@@ -124,7 +124,7 @@ def _heads_of_flash_3(a: Asked) -> str:
     return f"head dimensions are {d} and {dv}: equal, or (128, 192] and (96, 128], or at most 64 and 512"
 
 
-def _heads_of_flash_4(a: Asked) -> str:
+def _heads_of_flash_4(a: FilterInput) -> str:
     d, dv = a.p.head_dim_qk, a.p.head_dim_v
     if a.arch == 90:
         fits = 8 <= d <= 256 and 8 <= dv <= 256 and not d % 8 and not dv % 8
@@ -140,7 +140,7 @@ def _heads_of_flash_4(a: Asked) -> str:
     return "head_dim 256 with unequal lengths" if (d, dv) == (256, 256) and not a.square else ""
 
 
-def _untiled_backward(a: Asked) -> bool:
+def _untiled_backward(a: FilterInput) -> bool:
     """Whether head dimensions in full tiles of 16 are no multiples of the tiles of FlashAttention 4."""
     d, dv = (-(-size // 16) * 16 for size in (a.p.head_dim_qk, a.p.head_dim_v))
     about = 100 <= a.arch < 120 and a.p.is_training and _unlike(a) and a.p.head_dim_qk >= 128
@@ -150,11 +150,11 @@ def _untiled_backward(a: Asked) -> bool:
 # ---- layout, softmax ----------------------------------------------------------------------------------
 
 
-def _gaps(a: Asked) -> bool:
+def _gaps(a: FilterInput) -> bool:
     return a.packed and a.p.pad_between_seqs
 
 
-def _packed_on_sm120(a: Asked) -> str:
+def _packed_on_sm120(a: FilterInput) -> str:
     if not a.packed or a.arch != 120:
         return ""
     if a.cudnn < Version(9, 18, 1):
@@ -163,11 +163,11 @@ def _packed_on_sm120(a: Asked) -> str:
     return f"packed sequences on sm120 in one tensor ({a.p.qkv_layout})" if one else ""
 
 
-def _sinks(a: Asked) -> bool:
+def _sinks(a: FilterInput) -> bool:
     return a.p.softmax_type != "vanilla"
 
 
-def _fp8_since_2_14(a: Asked) -> bool:
+def _fp8_since_2_14(a: FilterInput) -> bool:
     """What 2.14 lets through in FP8 on new GPUs and cuDNN."""
     return a.te >= Version(2, 14) and a.arch >= 100 and a.cudnn >= Version(9, 21)
 
@@ -175,11 +175,11 @@ def _fp8_since_2_14(a: Asked) -> bool:
 # ---- context parallelism ------------------------------------------------------------------------------
 
 
-def _ranks(a: Asked) -> bool:
+def _ranks(a: FilterInput) -> bool:
     return a.p.cp_size > 1
 
 
-def _flash_over_ranks(a: Asked) -> str:
+def _flash_over_ranks(a: FilterInput) -> str:
     p = a.p
     if not _ranks(a):
         return ""
@@ -190,14 +190,14 @@ def _flash_over_ranks(a: Asked) -> str:
     return _mask_over_ranks(a) or biased
 
 
-def _mask_over_ranks(a: Asked) -> str:
+def _mask_over_ranks(a: FilterInput) -> str:
     if "bottom_right" in a.p.attn_mask_type:
         return f"context parallelism with the mask {a.p.attn_mask_type}"
     hit = "causal" in a.p.attn_mask_type and not a.square
     return "context parallelism with a causal mask between unequal lengths" if hit else ""
 
 
-def _fused_over_ranks(a: Asked) -> str:
+def _fused_over_ranks(a: FilterInput) -> str:
     p = a.p
     if not _ranks(a):
         return ""
@@ -225,7 +225,7 @@ def _fused_over_ranks(a: Asked) -> str:
 # ---- windows, bias, determinism -----------------------------------------------------------------------
 
 
-def _window_of_cudnn(a: Asked) -> str:
+def _window_of_cudnn(a: FilterInput) -> str:
     p = a.p
     if not a.windowed:
         return ""
@@ -238,15 +238,15 @@ def _window_of_cudnn(a: Asked) -> str:
     return "a window with more queries than keys" if p.max_seqlen_q > p.max_seqlen_kv else ""
 
 
-def _flash_attn_before(a: Asked, *release: int) -> bool:
+def _flash_attn_before(a: FilterInput, *release: int) -> bool:
     return a.env.flash_attn is not None and a.env.flash_attn < Version(*release)
 
 
-def _alibi(a: Asked) -> bool:
+def _alibi(a: FilterInput) -> bool:
     return a.p.core_attention_bias_type == "alibi"
 
 
-def _alibi_of_flash_2(a: Asked) -> str:
+def _alibi_of_flash_2(a: FilterInput) -> str:
     if not _alibi(a):
         return ""
     if _flash_attn_before(a, 2, 4):
@@ -255,11 +255,11 @@ def _alibi_of_flash_2(a: Asked) -> str:
     return "ALiBi from the top left between unequal lengths" if hit else ""
 
 
-def _bias_trains(a: Asked) -> bool:
+def _bias_trains(a: FilterInput) -> bool:
     return a.p.core_attention_bias_requires_grad and not _alibi(a) and a.bias == "post_scale_bias"
 
 
-def _deterministic_training(a: Asked) -> str:
+def _deterministic_training(a: FilterInput) -> str:
     if not (a.deterministic and a.p.is_training) or a.fp8:
         return ""
     if a.arch < 90:
@@ -269,7 +269,7 @@ def _deterministic_training(a: Asked) -> str:
     return f"deterministic training: cuDNN is {a.cudnn}, at least 8.9.5" if a.cudnn < Version(8, 9, 5) else ""
 
 
-def _deterministic_on_blackwell(a: Asked) -> bool:
+def _deterministic_on_blackwell(a: FilterInput) -> bool:
     first = a.te >= Version(2, 9) and a.arch == 120
     training = a.deterministic and a.p.is_training
     return training and a.arch >= 100 and (first or a.cudnn <= Version(9, 14))

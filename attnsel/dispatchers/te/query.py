@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from attnsel.dispatchers.te.asked import FUSED, HALF, NOTHING, Asked, Check, Filter, refuses
+from attnsel.dispatchers.te.asked import FUSED, HALF, NOTHING, Check, Filter, FilterInput, refuses
 from attnsel.environment.versions import Version
 
 _NO_HOLE = Version(2, 12)
@@ -19,12 +19,12 @@ _NO_HOLE = Version(2, 12)
 _LARGEST = 2**31 - 1
 
 
-def sub_backend(a: Asked) -> int:
+def sub_backend(a: FilterInput) -> int:
     """1 for fp16 and bf16, 2 for FP8: what TransformerEngine calls its sub-backends."""
     return 2 if a.fp8 else 1
 
 
-def clauses(a: Asked) -> Iterator[tuple[Filter, str]]:
+def clauses(a: FilterInput) -> Iterator[tuple[Filter, str]]:
     """Every clause that fails; none where the kernel for short sequences takes the call."""
     if (not a.fp8 and a.p.dtype not in HALF) or _short(a):
         return
@@ -38,7 +38,7 @@ def clauses(a: Asked) -> Iterator[tuple[Filter, str]]:
 _SHORT_LAYOUTS = ("sb3hd", "sbhd_sb2hd", "bs3hd", "bshd_bs2hd", "bshd_bshd_bshd")
 
 
-def _short(a: Asked) -> bool:
+def _short(a: FilterInput) -> bool:
     """Sub-backend 0, up to 2.15: sequences of at most 512 (v2.8 fused_attn.cpp, lines 200-221)."""
     p = a.p
     lengths = (p.max_seqlen_q, p.max_seqlen_kv)
@@ -61,26 +61,26 @@ def _short(a: Asked) -> bool:
     )
 
 
-def _cudnn(a: Asked, *at_least: int) -> bool:
+def _cudnn(a: FilterInput, *at_least: int) -> bool:
     return a.cudnn >= Version(*at_least)
 
 
-def _mask(a: Asked) -> str:
+def _mask(a: FilterInput) -> str:
     return a.p.attn_mask_type
 
 
-def _dense(a: Asked) -> bool:
+def _dense(a: FilterInput) -> bool:
     return a.p.qkv_format in ("bshd", "sbhd")
 
 
-def _paged(a: Asked) -> bool:
+def _paged(a: FilterInput) -> bool:
     return a.p.qkv_layout.startswith("paged_kv")
 
 
 # ---- fp16, bf16 ---------------------------------------------------------------------------------------
 
 
-def _architecture(a: Asked) -> str:
+def _architecture(a: FilterInput) -> str:
     if a.arch < 80:
         return f"the GPU is sm{a.arch}, at least sm80"
     if not _cudnn(a, 8, 9, 3) and a.arch not in (80, 90):
@@ -88,7 +88,7 @@ def _architecture(a: Asked) -> str:
     return f"sm{a.arch} needs cuDNN 9.7.0, not {a.cudnn}" if a.arch >= 100 and not _cudnn(a, 9, 7) else ""
 
 
-def _head_dims(a: Asked) -> str:
+def _head_dims(a: FilterInput) -> str:
     p, d, dv = a.p, a.p.head_dim_qk, a.p.head_dim_v
     if d % 8 or dv % 8:
         return f"head dimensions are {d} and {dv}, multiples of 8"
@@ -115,20 +115,20 @@ def _head_dims(a: Asked) -> str:
     )
 
 
-def _takes_256(a: Asked) -> bool:
+def _takes_256(a: FilterInput) -> bool:
     first = Version(9, 25) if a.p.qkv_format == "thd" else Version(9, 23)
     plain = a.p.attention_dropout == 0 and a.bias == "no_bias" and a.p.softmax_type == "vanilla"
     window = a.window == (-1, -1) or (a.p.causal and a.window[1] in (-1, 0))
     return a.cudnn >= first and plain and window and not _paged(a)
 
 
-def _unlike_heads_on_hopper(a: Asked) -> bool:
+def _unlike_heads_on_hopper(a: FilterInput) -> bool:
     d, dv = a.p.head_dim_qk, a.p.head_dim_v
     about = a.p.is_training and a.arch == 90 and _cudnn(a, 9, 11)
     return about and min(d, dv) >= 128 and d != dv and (d, dv) != (192, 128)
 
 
-def _bias(a: Asked) -> str:
+def _bias(a: FilterInput) -> str:
     kind = a.bias
     if kind == "no_bias":
         return ""
@@ -148,7 +148,7 @@ def _bias(a: Asked) -> str:
     return f"{kind} with the mask {_mask(a)} on sm{a.arch} with cuDNN {a.cudnn}"
 
 
-def _masks(a: Asked) -> Iterator[bool]:
+def _masks(a: FilterInput) -> Iterator[bool]:
     kind, plain = _mask(a), a.bias == "no_bias" and a.p.attention_dropout == 0
     ordered = a.p.max_seqlen_q <= a.p.max_seqlen_kv
     even = ordered and not a.p.max_seqlen_q % 64 and not a.p.max_seqlen_kv % 64
@@ -172,7 +172,7 @@ def _masks(a: Asked) -> Iterator[bool]:
         yield kind in ("causal_bottom_right", "padding_causal_bottom_right") and ordered
 
 
-def _layout(a: Asked) -> str:
+def _layout(a: FilterInput) -> str:
     if a.mixed:
         return "" if _cudnn(a, 9, 7) else f"the layout {a.p.qkv_layout} needs cuDNN 9.7.0, not {a.cudnn}"
     if a.p.qkv_format != "thd":
@@ -182,7 +182,7 @@ def _layout(a: Asked) -> str:
     return f"packed sequences on sm{a.arch} with cuDNN {a.cudnn}: sm90 and 9.1.0, 9.6.0 with groups"
 
 
-def _window(a: Asked) -> str:
+def _window(a: FilterInput) -> str:
     if any(_windows(a)):
         return ""
     text = f"the window {a.window} with the mask {_mask(a)} and cuDNN {a.cudnn}"
@@ -191,7 +191,7 @@ def _window(a: Asked) -> str:
     return text + why
 
 
-def _windows(a: Asked) -> Iterator[bool]:
+def _windows(a: FilterInput) -> Iterator[bool]:
     left, right = a.window
     kind, whole = _mask(a), left == -1 and right in (-1, 0)
     plain = a.bias == "no_bias" and a.p.attention_dropout == 0 and a.p.max_seqlen_q <= a.p.max_seqlen_kv
@@ -215,7 +215,7 @@ def _windows(a: Asked) -> Iterator[bool]:
         yield (kind in ("padding", "padding_causal") or unmasked or bottom) and plain
 
 
-def _largest_offset(a: Asked) -> int:
+def _largest_offset(a: FilterInput) -> int:
     p, group = a.p, a.layout_group
     heads, groups = p.num_heads * p.head_dim_qk, p.num_gqa_groups * p.head_dim_qk
     q, k, v = (
@@ -230,7 +230,7 @@ def _largest_offset(a: Asked) -> int:
     return max(q, k, v, heads * p.max_seqlen_q)
 
 
-def _training_on_blackwell(a: Asked) -> str:
+def _training_on_blackwell(a: FilterInput) -> str:
     if a.arch < 100 or not a.p.is_training:
         return ""
     dropout, biased = a.p.attention_dropout != 0, a.bias != "no_bias"
@@ -240,17 +240,17 @@ def _training_on_blackwell(a: Asked) -> str:
     return f"training on sm{a.arch} with a bias and dropout" if dropout and biased else ""
 
 
-def _wide_window_of_9_14(a: Asked) -> bool:
+def _wide_window_of_9_14(a: FilterInput) -> bool:
     windowed = a.window[0] != -1 and _mask(a) not in ("causal", "causal_bottom_right")
     return a.cudnn == Version(9, 14) and a.p.max_seqlen_kv > 1024 and windowed
 
 
-def _graph_of_uneven_lengths(a: Asked) -> bool:
+def _graph_of_uneven_lengths(a: FilterInput) -> bool:
     uneven = _dense(a) and a.p.max_seqlen_kv % 128 != 0 and not a.p.padding
     return a.p.cuda_graph and a.p.is_training and a.cudnn <= Version(9, 15) and uneven
 
 
-def _sm120(a: Asked) -> str:
+def _sm120(a: FilterInput) -> str:
     if a.arch != 120:
         return ""
     if not _cudnn(a, 9, 18, 1):
@@ -263,7 +263,7 @@ def _sm120(a: Asked) -> str:
 # ---- FP8 ----------------------------------------------------------------------------------------------
 
 
-def _fp8_shapes(a: Asked) -> Iterator[bool]:
+def _fp8_shapes(a: FilterInput) -> Iterator[bool]:
     p, d, dv = a.p, a.p.head_dim_qk, a.p.head_dim_v
     kind, before = _mask(a), a.arch < 100
     even = not p.max_seqlen_q % 128 and not p.max_seqlen_kv % 128
@@ -277,7 +277,7 @@ def _fp8_shapes(a: Asked) -> Iterator[bool]:
     yield new and kind in ("no_mask", "causal", "causal_bottom_right")
 
 
-def _fp8_layout(a: Asked) -> str:
+def _fp8_layout(a: FilterInput) -> str:
     newer = a.te >= Version(2, 14) and _cudnn(a, 9, 21)
     if a.p.softmax_type != "vanilla" and not newer:
         return f"softmax_type {a.p.softmax_type} in FP8 with cuDNN {a.cudnn}"
@@ -285,7 +285,7 @@ def _fp8_layout(a: Asked) -> str:
     return "" if fits else f"the layout {a.p.qkv_layout} in FP8"
 
 
-def _fp8_withdrawn(a: Asked) -> str:
+def _fp8_withdrawn(a: FilterInput) -> str:
     if a.p.return_max_logit and a.te >= Version(2, 17):
         return "max_logit in FP8"
     return "cuDNN 9.10.0 is known to be wrong in FP8" if a.cudnn == Version(9, 10, 0) else ""
@@ -295,7 +295,7 @@ def _fp8_withdrawn(a: Asked) -> str:
 
 
 def _clause(
-    lines: str, says: str | Check, when: Callable[[Asked], object] = bool, *, since: str = ""
+    lines: str, says: str | Check, when: Callable[[FilterInput], object] = bool, *, since: str = ""
 ) -> Filter:
     return refuses(FUSED, f"fused_attn.cpp, {lines}", says, when, since=since, told=NOTHING)
 

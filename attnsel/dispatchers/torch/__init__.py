@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
-from attnsel.dispatchers.torch.checks import Asked, Objection, checked_codes, objections
+from attnsel.dispatchers.torch.checks import CheckInput, Objection, checked_codes, objections
 from attnsel.dispatchers.torch.switches import SWITCHES, held, read
 from attnsel.environment import Environment, require_known_torch
 from attnsel.environment.versions import Version
@@ -33,7 +33,7 @@ _BIAS_ROWS = {"bhss": "bhqk", "1hss": "hqk", "b1ss": "bqk", "11ss": "qk", "111s"
 """Dimensions of a bias that are not 1, by its shape."""
 
 
-class Call(NamedTuple):
+class SdpaCall(NamedTuple):
     """``seen``: the question that is left for a kernel, with ``mask`` as a tensor where one is given.
     ``text``: the call. ``notes``: how the rest of the question is brought into it."""
 
@@ -56,7 +56,7 @@ class _Mask(NamedTuple):
         return bool(self.dimensions)
 
 
-def call_of(p: AttentionParams, release: Version, enable_gqa: bool, deterministic: bool) -> Call:
+def call_of(p: AttentionParams, release: Version, enable_gqa: bool, deterministic: bool) -> SdpaCall:
     """The call that asks F.sdpa for ``p``. Only what a mask can say, or an argument, comes through: what
     neither can stays in ``seen`` for the rules to object to."""
     notes: list[str] = []
@@ -84,7 +84,7 @@ def call_of(p: AttentionParams, release: Version, enable_gqa: bool, deterministi
     if p.fp8 and not p.dtype.startswith("fp8"):
         notes.append("F.sdpa takes no FP8 recipe: it computes in the type of q, k and v")
     text = f"F.scaled_dot_product_attention({', '.join(_arguments(p, seen, mask, release, enable_gqa))})"
-    return Call(text, seen, mask, tuple(notes))
+    return SdpaCall(text, seen, mask, tuple(notes))
 
 
 def _arguments(
@@ -295,7 +295,7 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     said = read(p, env, release, switches)
     env = env if said.impl == env.torch_flash else env.replace(torch_flash=said.impl)
     call = call_of(p, release, said.enable_gqa, said.deterministic)
-    asked = Asked(call.seen, env, release, said)
+    asked = CheckInput(call.seen, env, release, said)
     order = _ordered(sdpa_order(env, release, said.cudnn_first), said.priority)
     kernels = [_judged(candidate, asked) for candidate in order.kernels]
     outcome = _outcome(p, kernels, asked)
@@ -320,7 +320,7 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     )
 
 
-def _outcome(p: AttentionParams, kernels: list[_Kernel], asked: Asked) -> _Outcome:
+def _outcome(p: AttentionParams, kernels: list[_Kernel], asked: CheckInput) -> _Outcome:
     error = _impossible(p, kernels)
     if error:
         return _Outcome(error=error, impossible=True)
@@ -346,7 +346,7 @@ def _ordered(order: SdpaOrder, priority: tuple[str, ...]) -> SdpaOrder:
     return order._replace(kernels=kernels, by_cudnn="")
 
 
-def _judged(candidate: str, asked: Asked) -> _Kernel:
+def _judged(candidate: str, asked: CheckInput) -> _Kernel:
     name = _NAMES[candidate]
     sure: dict[str, Reason] = {}
     beside: dict[str, Reason] = {}
@@ -374,7 +374,7 @@ def _impossible(p: AttentionParams, kernels: list[_Kernel]) -> str:
     return ""
 
 
-def _raised(chosen: _Kernel, asked: Asked) -> Refusal | None:
+def _raised(chosen: _Kernel, asked: CheckInput) -> Refusal | None:
     """What the kernel that is taken raises; None where it computes."""
     for code in (*_RAISES.get(chosen.name, ()), "SDPA015"):
         reason = chosen.beside.get(code)
@@ -398,7 +398,7 @@ def _error_of(kernel: _Kernel, text: str, source: str, code: str = "") -> Refusa
     return Refusal(f"{kernel.name} is taken, and raises: {text}", source, code, told=told)
 
 
-def _offer(kernel: _Kernel, asked: Asked, left: bool, outcome: _Outcome) -> Offer:
+def _offer(kernel: _Kernel, asked: CheckInput, left: bool, outcome: _Outcome) -> Offer:
     """``left``: a kernel is left, this or another."""
     release = read_for(asked.release).release
     refusals = [
@@ -417,7 +417,7 @@ def _offer(kernel: _Kernel, asked: Asked, left: bool, outcome: _Outcome) -> Offe
     return Offer(kernel.name, _CANDIDATES[kernel.name], tuple(refusals), _way(kernel, asked))
 
 
-def _way(kernel: _Kernel, asked: Asked) -> str:
+def _way(kernel: _Kernel, asked: CheckInput) -> str:
     """What F.sdpa does to the call on the way to a kernel."""
     p, mask = asked.p, asked.mask
     if kernel.name == "flash" and "SDPA111" in kernel.beside and asked.gpu:
@@ -442,7 +442,7 @@ def _size(count: int) -> str:
     return f"{count} bytes"
 
 
-def _notes(chosen: _Kernel | None, order: SdpaOrder, asked: Asked) -> list[str]:
+def _notes(chosen: _Kernel | None, order: SdpaOrder, asked: CheckInput) -> list[str]:
     notes: list[str] = []
     if chosen is None:
         return notes

@@ -25,7 +25,7 @@ _HALF = ("bf16", "fp16")
 _VECTOR = 16  # bytes
 
 
-class Asked(NamedTuple):
+class CheckInput(NamedTuple):
     """One call to one release. ``p``: the question as F.sdpa sees it."""
 
     p: AttentionParams
@@ -64,17 +64,17 @@ class Check(NamedTuple):
     name: str
     file: str
     codes: tuple[str, ...] = ()
-    own: Callable[[Asked], tuple[str, str] | None] | None = None
+    own: Callable[[CheckInput], tuple[str, str] | None] | None = None
     since: tuple[int, ...] = (0,)
     before: tuple[int, ...] = _NEVER
-    where: Callable[[Asked], bool] | None = None
+    where: Callable[[CheckInput], bool] | None = None
     silent: bool = False
     raises: bool = False
 
-    def holds_for(self, asked: Asked) -> bool:
+    def holds_for(self, asked: CheckInput) -> bool:
         return self.since <= asked.release < self.before and (self.where is None or self.where(asked))
 
-    def objections(self, asked: Asked, found: Mapping[str, Reason]) -> list[Objection]:
+    def objections(self, asked: CheckInput, found: Mapping[str, Reason]) -> list[Objection]:
         said = self.own(asked) if self.own is not None else None
         texts = [said] if said is not None else []
         texts += [(found[code].message, code) for code in self.codes if code in found]
@@ -84,7 +84,7 @@ class Check(NamedTuple):
 # What the chooser says by itself.
 
 
-def _no_groups(asked: Asked) -> tuple[str, str] | None:
+def _no_groups(asked: CheckInput) -> tuple[str, str] | None:
     p = asked.p
     if not p.gqa or asked.held.enable_gqa or (asked.release >= (2, 14) and p.num_gqa_groups == 1):
         return None
@@ -92,13 +92,13 @@ def _no_groups(asked: Asked) -> tuple[str, str] | None:
     return (f"{heads}, and enable_gqa is not set", "")
 
 
-def _no_groups_on_cpus(asked: Asked) -> tuple[str, str] | None:
+def _no_groups_on_cpus(asked: CheckInput) -> tuple[str, str] | None:
     if asked.p.gqa and asked.held.enable_gqa and (2, 5) <= asked.release < (2, 9):
         return ("the CPU kernel has no groups of heads before torch 2.9, whatever enable_gqa says", "")
     return _no_groups(asked)
 
 
-def _batches(asked: Asked) -> tuple[str, str] | None:
+def _batches(asked: CheckInput) -> tuple[str, str] | None:
     """Only math broadcasts a batch of one."""
     tensors = asked.p.tensors
     if not asked.p.qkv_format.startswith("b"):
@@ -109,12 +109,12 @@ def _batches(asked: Asked) -> tuple[str, str] | None:
     return None
 
 
-def _stride(asked: Asked) -> tuple[str, str] | None:
+def _stride(asked: CheckInput) -> tuple[str, str] | None:
     """Where head_dim is 1, any stride will do for flash and cuDNN."""
     return None if asked.p.head_dim_qk == 1 and asked.release >= (2, 3) else _any_stride(asked)
 
 
-def _any_stride(asked: Asked) -> tuple[str, str] | None:
+def _any_stride(asked: CheckInput) -> tuple[str, str] | None:
     tensors = asked.p.tensors
     for name, spec in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v)):
         if spec is not None and spec.stride[-1] != 1:
@@ -122,20 +122,20 @@ def _any_stride(asked: Asked) -> tuple[str, str] | None:
     return None
 
 
-def _mask_stride(asked: Asked) -> tuple[str, str] | None:
+def _mask_stride(asked: CheckInput) -> tuple[str, str] | None:
     mask = asked.mask
     if mask is None or not mask.stride or mask.stride[-1] == 1:
         return None
     return (f"the last dimension of attn_mask has stride {mask.stride[-1]}, needs 1", "")
 
 
-def _mask_of_no_rows(asked: Asked) -> tuple[str, str] | None:
+def _mask_of_no_rows(asked: CheckInput) -> tuple[str, str] | None:
     if asked.mask is None or len(asked.mask.shape) > 1:
         return None
     return (f"attn_mask has {len(asked.mask.shape)} dimensions, needs 2 or 4", "SDPA015")
 
 
-def _mask_ends(asked: Asked) -> tuple[str, str] | None:
+def _mask_ends(asked: CheckInput) -> tuple[str, str] | None:
     p, mask = asked.p, asked.mask
     if mask is None or len(mask.shape) < 2:
         return None
@@ -148,7 +148,7 @@ def _mask_ends(asked: Asked) -> tuple[str, str] | None:
     )
 
 
-def _mask_dimensions(asked: Asked) -> tuple[str, str] | None:
+def _mask_dimensions(asked: CheckInput) -> tuple[str, str] | None:
     p, mask = asked.p, asked.mask
     if mask is None or len(mask.shape) <= 2 or (asked.release >= (2, 14) and p.tensors.rank == 3):
         return None
@@ -161,14 +161,14 @@ def _mask_dimensions(asked: Asked) -> tuple[str, str] | None:
     )
 
 
-def _mask_gradient(asked: Asked) -> tuple[str, str] | None:
+def _mask_gradient(asked: CheckInput) -> tuple[str, str] | None:
     """requires_grad alone counts, under torch.no_grad too."""
     if asked.mask is None or not asked.mask.requires_grad:
         return None
     return ("attn_mask requires a gradient", "SDPA326" if asked.gpu else "SDPA502")
 
 
-def _offset(asked: Asked) -> tuple[str, str] | None:
+def _offset(asked: CheckInput) -> tuple[str, str] | None:
     tensors = asked.p.tensors
     for name, spec in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v)):
         if spec is not None and spec.alignment < _VECTOR:
@@ -177,7 +177,7 @@ def _offset(asked: Asked) -> tuple[str, str] | None:
     return None
 
 
-def _beyond(asked: Asked) -> tuple[str, str] | None:
+def _beyond(asked: CheckInput) -> tuple[str, str] | None:
     """Architectures above the last that the release names; Blackwell before 2.7 is a rule's."""
     last = 120 if asked.release < (2, 8) else 121
     if asked.release < (2, 7) or asked.arch <= last:
@@ -185,17 +185,17 @@ def _beyond(asked: Asked) -> tuple[str, str] | None:
     return (f"the GPU is sm{asked.arch}, taken up to sm{last}", "")
 
 
-def _too_early(asked: Asked) -> tuple[str, str] | None:
+def _too_early(asked: CheckInput) -> tuple[str, str] | None:
     return (f"the GPU is sm{asked.arch}, taken from sm50 on", "") if 0 < asked.arch < 50 else None
 
 
-def _not_opted_in(asked: Asked) -> tuple[str, str] | None:
+def _not_opted_in(asked: CheckInput) -> tuple[str, str] | None:
     if asked.held.cudnn_opt_in:
         return None
     return ("cuDNN is an experiment in torch 2.3 and 2.4: TORCH_CUDNN_SDPA_ENABLED=1", "SDPA720")
 
 
-def _early_cudnn(asked: Asked) -> tuple[str, str] | None:
+def _early_cudnn(asked: CheckInput) -> tuple[str, str] | None:
     """v2.4.0 sdp_utils.cpp, lines 313 to 525."""
     p = asked.p
     if p.head_dim_qk % 8 or p.head_dim_qk > 256:
@@ -208,7 +208,7 @@ def _early_cudnn(asked: Asked) -> tuple[str, str] | None:
     return None
 
 
-def _has_fa3_in_fp8(asked: Asked) -> bool:
+def _has_fa3_in_fp8(asked: CheckInput) -> bool:
     """check_dtypes_flash_attention, since 2.11."""
     return (
         asked.held.impl == "FA3"
@@ -218,7 +218,7 @@ def _has_fa3_in_fp8(asked: Asked) -> bool:
     )
 
 
-def _wants_whole_vectors(asked: Asked) -> bool:
+def _wants_whole_vectors(asked: CheckInput) -> bool:
     """minimum_gemm_alignment: 1 without tensor cores."""
     half = asked.p.dtype in _HALF
     return asked.env.device.type == "rocm" or asked.arch >= 80 or (half and asked.arch >= 70)
@@ -365,7 +365,7 @@ _TURNED_OFF = {
 }
 
 
-def objections(kernel: str, asked: Asked, found: Mapping[str, Reason]) -> list[Objection]:
+def objections(kernel: str, asked: CheckInput, found: Mapping[str, Reason]) -> list[Objection]:
     """All that the chooser has against a kernel, in the order in which it looks.
 
     ``found``: what attnsel's rules have against it, by code.
@@ -379,12 +379,12 @@ def objections(kernel: str, asked: Asked, found: Mapping[str, Reason]) -> list[O
     return made
 
 
-def checked_codes(kernel: str, asked: Asked) -> frozenset[str]:
+def checked_codes(kernel: str, asked: CheckInput) -> frozenset[str]:
     """attnsel's rules that the chooser of this release has too."""
     return frozenset(code for check in _of(kernel, asked) if check.holds_for(asked) for code in check.codes)
 
 
-def _of(kernel: str, asked: Asked) -> tuple[Check, ...]:
+def _of(kernel: str, asked: CheckInput) -> tuple[Check, ...]:
     if kernel == "flash":
         return FLASH_ON_GPUS if asked.gpu else FLASH_ON_CPUS
     return {"mem_efficient": EFFICIENT_ON_GPUS, "cudnn": CUDNN_CHECKS}.get(kernel, ())

@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attnsel.dispatchers.transformers.implementations import NAMES, Attempt, attempt
-from attnsel.dispatchers.transformers.switches import SWITCHES, Asked, held, read_for, read_switches, source
+from attnsel.dispatchers.transformers.switches import (
+    SWITCHES,
+    Switches,
+    held,
+    read_for,
+    read_switches,
+    source,
+)
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.verdicts.dispatch import Dispatch, Offer, Refusal
@@ -27,7 +34,7 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     tried = [attempt(name, p, env, asked) for name in order]
     named = [name for name, since in NAMES.items() if asked.release >= since]
     others = [attempt(name, p, env, asked) for name in named if name not in order]
-    chosen, error = _settled(tried)
+    chosen, error = _first_that_runs(tried)
     offers = [one.offer() for one in tried] + [_not_asked(one, asked) for one in others]
     known, inferred = read_for(asked.release)
     return Dispatch(
@@ -45,7 +52,7 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     )
 
 
-def _resolution(asked: Asked) -> tuple[str, ...]:
+def _resolution(asked: Switches) -> tuple[str, ...]:
     """The implementations that transformers tries by itself, in its order."""
     name = asked.implementation
     if name is None:
@@ -56,7 +63,7 @@ def _resolution(asked: Asked) -> tuple[str, ...]:
     return (name,)
 
 
-def _settled(tried: list[Attempt]) -> tuple[Attempt | None, str]:
+def _first_that_runs(tried: list[Attempt]) -> tuple[Attempt | None, str]:
     """What runs, or None and what transformers says. Only what a model's check refuses leads to the next."""
     for one in tried:
         if not one.refused_when_made:
@@ -67,7 +74,7 @@ def _settled(tried: list[Attempt]) -> tuple[Attempt | None, str]:
     return None, first.told or first.text
 
 
-def _not_asked(one: Attempt, asked: Asked) -> Offer:
+def _not_asked(one: Attempt, asked: Switches) -> Offer:
     meant = "attn_implementation is not set" if asked.implementation is None else "another was asked for"
     refusal = Refusal(
         meant,
@@ -77,7 +84,7 @@ def _not_asked(one: Attempt, asked: Asked) -> Offer:
     return one.offer(before=(refusal,))
 
 
-def _notes(tried: list[Attempt], asked: Asked) -> tuple[str, ...]:
+def _notes(tried: list[Attempt], asked: Switches) -> tuple[str, ...]:
     notes = [note for one in tried for note in one.notes]
     if asked.assumed_release:
         notes.append("the release of transformers is assumed: state it by the switch transformers=VERSION")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attnsel.dispatchers import dispatched_by
-from attnsel.dispatchers.transformers.switches import Asked, is_hub, source
+from attnsel.dispatchers.transformers.switches import Switches, is_hub, source
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
@@ -27,7 +27,7 @@ class SdpaCall(NamedTuple):
     notes: tuple[str, ...]
 
 
-def sdpa_call(p: AttentionParams, env: Environment, asked: Asked) -> SdpaCall:
+def sdpa_call(p: AttentionParams, env: Environment, asked: Switches) -> SdpaCall:
     """Source: sdpa_attention_forward and sdpa_mask (see ``releases``)."""
     masked, why = _mask(p, asked)
     causal = p.causal and not masked and p.max_seqlen_q > 1
@@ -51,7 +51,7 @@ def sdpa_call(p: AttentionParams, env: Environment, asked: Asked) -> SdpaCall:
     return SdpaCall(_derived(p, {**kind, **changes}), text, tuple(notes))
 
 
-def _mask(p: AttentionParams, asked: Asked) -> tuple[bool, str]:
+def _mask(p: AttentionParams, asked: Switches) -> tuple[bool, str]:
     """Whether a mask is made, and why, or why not where one might be expected."""
     if p.attn_mask_type == "arbitrary":
         return True, "the model's own mask is passed on"
@@ -74,7 +74,7 @@ def _mask(p: AttentionParams, asked: Asked) -> tuple[bool, str]:
 
 
 def _heads(
-    p: AttentionParams, env: Environment, asked: Asked, masked: bool
+    p: AttentionParams, env: Environment, asked: Switches, masked: bool
 ) -> tuple[dict[str, Any], str, str]:
     """(changes of the question, the text of enable_gqa, the note) for fewer kv heads than query heads.
 
@@ -105,7 +105,7 @@ def _repeated(p: AttentionParams, why: str) -> tuple[dict[str, Any], str, str]:
     )
 
 
-def _against_gqa(p: AttentionParams, env: Environment, asked: Asked, masked: bool) -> list[str]:
+def _against_gqa(p: AttentionParams, env: Environment, asked: Switches, masked: bool) -> list[str]:
     """use_gqa_in_sdpa: every reason for not passing enable_gqa."""
     torch = env.torch
     if env.device.type == "xpu":
@@ -183,7 +183,7 @@ class Attempt(NamedTuple):
         return Offer(self.name, self.candidate, refusals, self.note)
 
 
-def attempt(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+def attempt(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
     """What this implementation makes of the question."""
     if is_hub(name):
         return _hub(name, p, env, asked)
@@ -200,7 +200,7 @@ def attempt(name: str, p: AttentionParams, env: Environment, asked: Asked) -> At
 # ---- sdpa and eager ---------------------------------------------------------------------------------
 
 
-def _sdpa(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+def _sdpa(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
     made, run, notes = [], [], list[str]()
     if not asked.sdpa:
         made.append(_unsupported("_supports_sdpa", "sdpa_check", asked))
@@ -235,7 +235,7 @@ def _kernel_of_f_sdpa(
     return f"F.sdpa takes {answer.chosen.name}", answer.chosen.candidate, (), notes
 
 
-def _eager(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+def _eager(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
     repeats = ", and repeats kv heads" if p.gqa else ""
     call = "softmax(q @ k.T * scale + mask) @ v, the model's own code"
     note = f"eager holds the scores, [b, h, s_q, s_kv]{repeats}"
@@ -245,7 +245,7 @@ def _eager(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Att
 # ---- FlashAttention's packages ----------------------------------------------------------------------
 
 
-def _flash(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+def _flash(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
     number = int(name[-1])
     made = _package_refusals(number, env, asked)
     if not asked.flash:
@@ -261,7 +261,7 @@ def _package(number: int, env: Environment) -> Version | None:
     return found
 
 
-def _package_refusals(number: int, env: Environment, asked: Asked) -> list[Refusal]:
+def _package_refusals(number: int, env: Environment, asked: Switches) -> list[Refusal]:
     """Package, device and compute capability, as transformers asks for them before a model is made."""
     made = []
     here, check = source("flash_package", asked.release), source("flash_check", asked.release)
@@ -287,7 +287,7 @@ def _package_refusals(number: int, env: Environment, asked: Asked) -> list[Refus
 
 
 def _flash_call(
-    number: int, p: AttentionParams, env: Environment, asked: Asked
+    number: int, p: AttentionParams, env: Environment, asked: Switches
 ) -> tuple[list[Refusal], list[str]]:
     """What fails or is lost when the function is called."""
     run, notes = [], list[str]()
@@ -341,7 +341,7 @@ def _flash_text(p: AttentionParams) -> str:
 # ---- the Hub, flex ----------------------------------------------------------------------------------
 
 
-def _hub(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+def _hub(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
     made = []
     here = source("resolve", asked.release)
     if asked.release < (4, 53):
@@ -362,7 +362,7 @@ def _hub(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attem
     return Attempt(name, _flash_text(p), "", tuple(made), tuple(run), "from the Hub", tuple(notes))
 
 
-def _flex(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+def _flex(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
     made, run, notes = [], [], list[str]()
     here, check = source("flex_call", asked.release), source("flex_check", asked.release)
     if not asked.flex:
@@ -383,7 +383,7 @@ def _flex(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Atte
     return Attempt(name, call, "", tuple(made), tuple(run), note, tuple(notes))
 
 
-def _unsupported(flag: str, subject: str, asked: Asked) -> Refusal:
+def _unsupported(flag: str, subject: str, asked: Switches) -> Refusal:
     told = "ValueError when the model is made: the model does not support it yet"
     text = f"the model's class says {flag} = False"
     return Refusal(text, source(subject, asked.release), switch=f"{flag}=false", told=told)
@@ -395,7 +395,7 @@ def _ignored_sinks(
     return [] if p.softmax_type == "vanilla" else [f"{who} ignores sinks without a word{hint}"]
 
 
-_MAKERS: dict[str, Callable[[str, AttentionParams, Environment, Asked], Attempt]] = {
+_MAKERS: dict[str, Callable[[str, AttentionParams, Environment, Switches], Attempt]] = {
     "sdpa": _sdpa,
     "eager": _eager,
     "flash_attention_2": _flash,

@@ -119,7 +119,7 @@ _HUB = {
 _HUB_4 = "kernels-community/flash-attn"  # modeling_utils.py, line 2784, 4.56.2, and line 2662, 4.57.6
 
 
-class Asked(NamedTuple):
+class Switches(NamedTuple):
     """The switches, read."""
 
     implementation: str | None  # without paged| and hub:
@@ -160,7 +160,7 @@ def held(env: Environment) -> dict[str, str]:
     return made
 
 
-def read_switches(switches: Mapping[str, str]) -> Asked:
+def read_switches(switches: Mapping[str, str]) -> Switches:
     """Raises InvalidInput for a release or a name that cannot be one."""
 
     def flag(name: str, otherwise: bool) -> bool:
@@ -173,7 +173,7 @@ def read_switches(switches: Mapping[str, str]) -> Asked:
     if text and not name:
         raise InvalidInput("attn_implementation", text, "must name an implementation")
     models = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
-    return Asked(
+    return Switches(
         implementation=name or None,
         release=release,
         assumed_release="transformers" not in switches,

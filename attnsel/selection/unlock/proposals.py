@@ -42,7 +42,7 @@ SWITCHES: tuple[tuple[str, Any], ...] = (
 _ONLY_UPWARDS = frozenset({*LENGTHS, *WIDTHS, "num_gqa_groups"})
 
 
-def moves_against(
+def proposals_for(
     name: str, question: Scenario, base: Scenario, reasons: tuple[Reason, ...], hardware: bool
 ) -> list[Move]:
     """The moves that answer the reason with the fewest answers; none where nothing answers it.
@@ -314,13 +314,13 @@ def nearest_gpus(env: Environment) -> tuple[Gpu, ...]:
     if env.device.type != "cuda":
         return ()
     found: dict[int, Gpu] = {}
-    for gpu in sorted(familiar(), key=lambda gpu: how_far(env, gpu)):
+    for gpu in sorted(familiar(), key=lambda gpu: gpu_distance(env, gpu)):
         if gpu.arch != env.arch:
             found.setdefault(gpu.arch, gpu)
     return tuple(found.values())
 
 
-def how_far(env: Environment, gpu: Gpu) -> float:
+def gpu_distance(env: Environment, gpu: Gpu) -> float:
     """How unlike this machine's GPU a card is: octaves of memory, and four architectures for an octave."""
     archs = list(ARCHITECTURES)
     apart = 0.0

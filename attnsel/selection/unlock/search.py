@@ -37,7 +37,7 @@ from attnsel.selection.unlock.change import (
     grouped,
     render_change,
 )
-from attnsel.selection.unlock.proposals import how_far, moves_against, nearest_gpus
+from attnsel.selection.unlock.proposals import gpu_distance, nearest_gpus, proposals_for
 from attnsel.selection.unlock.software import Install, needs_software, resolve
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Unlock(NamedTuple):
         selection that this came from never do.
         """
         after = changed(Scenario(params, environment, policy), _whole(self.changes, self.install))
-        return after.p, after.env.derive(settled=True), after.policy
+        return after.p, after.env.derive(resolved=True), after.policy
 
 
 def find_unlocks(selection: SelectionView, ask: Ask, ask_about: AskAbout) -> tuple[Unlock, ...]:
@@ -142,7 +142,7 @@ def _search(
     name, asked = candidate.name, 0
 
     def extend(changes: Changes, question: Scenario, reasons: Any) -> None:
-        for move in moves_against(name, question, base, reasons, hardware):
+        for move in proposals_for(name, question, base, reasons, hardware):
             grown = _merge(base, changes, move)
             if grown in seen or len(grouped(base, dict(grown))) > MOST_CHANGES or _within(found, grown):
                 continue
@@ -239,7 +239,7 @@ def _best_card(
     )
     newer = frozenset(arch for arch in archs if arch > (base.env.arch or 0)) or archs
     cards = [gpu for gpu in familiar() if gpu.arch in newer]
-    card = min(cards, key=lambda gpu: how_far(base.env, gpu))
+    card = min(cards, key=lambda gpu: gpu_distance(base.env, gpu))
     return {**made, "gpu": card.name}, newer
 
 

@@ -146,7 +146,7 @@ _TIMEOUT = 120.0  # seconds for one question; a build of a plan took up to 5 on 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GraphAnswer:
     """What was said of one graph. ``supported`` None: no answer in time.
 
     ``stage`` is where it ended: the frontend's stages up to check_support (and build_plans where a plan was
@@ -233,7 +233,7 @@ class Library:
         self._store.put(key, known)
         return known
 
-    def ask(self, graph: Graph, device: dict[str, Any], *, build: bool = False) -> Answer:
+    def ask(self, graph: Graph, device: dict[str, Any], *, build: bool = False) -> GraphAnswer:
         """Whether this graph would run on that device (``device.device_json``). Raises Missing."""
         key = key_of(to_json(graph), device, build, self._who)
         with contextlib.suppress(ValidationError):  # nothing is kept, or something else
@@ -253,7 +253,7 @@ class Library:
             lasting = died in _OWN_FAULT
         else:
             lasting = True
-        answer = Answer(
+        answer = GraphAnswer(
             supported=said["supported"],
             stage=said["stage"],
             message=said["message"],
@@ -300,7 +300,7 @@ class Library:
             self._child = None
 
 
-_ANSWER = TypeAdapter(Answer)
+_ANSWER = TypeAdapter(GraphAnswer)
 
 
 def _are_versions(kept: dict[str, Any]) -> bool:

@@ -62,7 +62,7 @@ def forced(changes: Forced) -> Iterator[list[Any]]:
             raise DoesNotApply(answer.report())
         chosen = answer[answer.backend]
         chosen = chosen._replace(adaptations=(*listed, *chosen.adaptations))
-        selections.append(answer.narrowed((chosen,)).about(asked))
+        selections.append(answer.with_candidates((chosen,)).for_params(asked))
         return selections[-1]
 
     run.clear_cache()

@@ -292,7 +292,7 @@ def test_the_setting_says_who_is_checked(kernel: Kernel, monkeypatch: pytest.Mon
 
     def on_a_gpu(selection: Any, settings: Any) -> bool:
         candidates = tuple(c._replace(unproven=c.name == "triton") for c in selection.candidates)
-        return original(selection.narrowed(candidates), settings)
+        return original(selection.with_candidates(candidates), settings)
 
     monkeypatch.setattr(selfcheck, "is_wanted", on_a_gpu)
     with override(selfcheck="unproven"):

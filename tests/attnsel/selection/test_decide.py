@@ -9,7 +9,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import select
 from attnsel.plugins import load_plugins
 from attnsel.rules import REGISTRY
-from attnsel.selection.inquiry import Inquiry, asked, at_best, key_of, rank_key
+from attnsel.selection.inquiry import Inquiry, at_best, key_of, preference_input, rank_key
 from attnsel.verdicts.reasons import NO_EVIDENCE, Evidence, Refusal
 from questions import questions
 
@@ -35,7 +35,7 @@ def test_what_is_decided_first_is_what_a_whole_evaluation_gives(seed, count):
         chosen = inquiry.decide()
         assert (chosen.name if chosen else None) == name, (p, env, policy)
         assert inquiry.ranked() == ranked, (p, env, policy)
-        of = asked(p)
+        of = preference_input(p)
         bounds = {name: key for key, name in at_best(env, policy, of)}
         for candidate in ranked:
             if candidate.verdict != "refused":

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnsel.selection.steps import Band, Part, RingSizes, gathered_parts, ring_parts, shapes, shifts
+from attnsel.selection.steps import Band, KernelCall, RingSizes, gathered_parts, ring_parts, shapes, shifts
 
 CAUSAL = Band(None, 0)
 
@@ -46,7 +46,7 @@ def test_every_visible_pair_is_computed_once(sizes: RingSizes, gathered: bool) -
     assert seen == wanted
 
 
-def _pairs(part: Part, lo: int | None, hi: int | None) -> list[tuple[int, int]]:
+def _pairs(part: KernelCall, lo: int | None, hi: int | None) -> list[tuple[int, int]]:
     """The pairs a kernel computes that is told the part's kind, as positions in the sequence."""
     rows, cols = (
         [position for piece in pieces for position in range(piece.offset, piece.offset + piece.length)]

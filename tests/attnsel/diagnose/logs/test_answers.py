@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES
-from attnsel.diagnose.logs.answer import Answer, Stated, _ways, explained
+from attnsel.diagnose.logs.answer import AnsweredCall, Stated, _ways, explained
 from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.report import log_document
 from attnsel.report.markdown import to_markdown
@@ -24,7 +24,7 @@ LOGS = [*sorted(RECORD.parent.glob("made/*.txt")), *sorted(RECORD.parent.glob("c
 IN_JSON = ("made", "NVIDIA-TransformerEngine-2285.txt")
 
 
-def question(answer: Answer) -> Iterator[str]:
+def question(answer: AnsweredCall) -> Iterator[str]:
     p, env = answer.rebuilt.params, answer.rebuilt.environment
     yield f"call: {p.model_dump(mode='json', exclude_defaults=True)}"
     yield f"sm{env.arch}: {env.model_dump(mode='json', exclude_defaults=True, exclude={'device', 'assumed'})}"

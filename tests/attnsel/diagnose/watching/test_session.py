@@ -14,9 +14,9 @@ from torch.nn import functional as F  # noqa: E402
 import attnsel  # noqa: E402
 from attnsel.diagnose.watching.by_hand import MOST_PRODUCTS  # noqa: E402
 from attnsel.diagnose.watching.observe import (  # noqa: E402
-    Call,
     Places,
     Recorder,
+    WatchedCall,
 )
 from tables import each  # noqa: E402
 
@@ -84,10 +84,12 @@ def raises(*_):
 def test_an_observer_that_fails_before_during_or_after_a_call_costs_one_line(tmp_path):
     """Whatever of attnsel's raises: the program's results and errors stay its own, and the report says so."""
     recorder = Recorder(Places(str(tmp_path)))
-    call = Call(lambda x: x + 1, (1,), {})
+    call = WatchedCall(lambda x: x + 1, (1,), {})
     assert recorder.watched(raises, call) == 2
-    assert recorder.watched(lambda recorder, call: (call.run(), raises()), Call(lambda: 3, (), {})) == 3
-    failing = Call(lambda: 1 // 0, (), {})
+    assert (
+        recorder.watched(lambda recorder, call: (call.run(), raises()), WatchedCall(lambda: 3, (), {})) == 3
+    )
+    failing = WatchedCall(lambda: 1 // 0, (), {})
     with pytest.raises(ZeroDivisionError):
         recorder.watched(lambda recorder, call: call.run(), failing)
     assert len(recorder.unseen) == 2, "the program's own error is no failure of an observer"
