@@ -52,7 +52,7 @@ from attnsel.runtime.call import NO_EXTRAS, config
 h100 = Environment.describe("H100", cudnn="9.1.0")
 for fields in ({"head_dim_qk": 192, "head_dim_v": 128}, {"max_seqlen_q": 1000}):
     select(AttentionParams(**fields), h100, policy=Policy(allow_known_bugs=("BUG006",))).report()
-plan(AttentionParams(num_heads=8, cp_size=4), h100).report()
+plan(AttentionParams(num_heads=8, cp_size=4), h100).blocks()
 cache.record_length(select(AttentionParams(is_training=False), h100))
 with attnsel.override(selfcheck="all"):
     q, k, v = (torch.randn(2, 8, 2, 16).requires_grad_() for _ in range(3))
