@@ -83,7 +83,10 @@ def preference_input(
 
 def rank_key(candidate: Candidate, p: AttentionParams, of: PreferenceInput) -> RankKey:
     """What preferences may read of a candidate."""
-    padded = p.padding or p.qkv_format == "thd"
+    # Seldom are there any, and whether a question has padding costs more to ask than all the rest.
+    copies_padding = any(made.name in _PADDING for made in candidate.adaptations) and (
+        p.padding or p.qkv_format == "thd"
+    )
     return RankKey(
         candidate.name,
         candidate.verdict,
@@ -92,7 +95,7 @@ def rank_key(candidate: Candidate, p: AttentionParams, of: PreferenceInput) -> R
         of.large_scores,
         candidate.executed_off_gpu,
         of.growing,
-        padded and any(made.name in _PADDING for made in candidate.adaptations),
+        copies_padding,
         of.place(candidate.name),
     )
 
