@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -15,7 +14,6 @@ from types import FrameType
 from typing import Any, ClassVar, TypeVar
 
 from attnsel.errors import printable, short
-from attnsel.report.text import fold
 
 T = TypeVar("T")
 
@@ -111,11 +109,6 @@ def unwound() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def print_json(value: Any, indent: int | None = 2) -> None:
-    """Print JSON, in ASCII: nothing in it can move a terminal's cursor."""
-    print(json.dumps(value, indent=indent))
-
-
 def print_text(text: str) -> None:
     """Print a finished text, with colours only for a person."""
     text = "\n".join(map(printable, text.split("\n")))
@@ -188,8 +181,3 @@ def watched(what: str, items: Iterable[T], total: int) -> list[T]:
             found.append(item)
             move(len(found))
     return found
-
-
-def wrap(text: str, lead: str = "", indent: str | None = None) -> list[str]:
-    """``text`` folded to the width; ``lead`` before the first line, ``indent`` before the others."""
-    return fold(text, text_width(), lead, " " * len(lead) if indent is None else indent)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnsel.base.records import stamped
-from attnsel.cli.output import CHECK_FAILED, FOUND, bar, print_json, print_text, wrap
+from attnsel.cli.output import CHECK_FAILED, FOUND, bar, print_text
 from attnsel.errors import InvalidInput
+from printed import print_json, wrap
 
 if TYPE_CHECKING:
     from gate import Configuration, KernelReport
@@ -38,7 +39,7 @@ def conformance_compiled(
             said["changes"] = [
                 {"kernel": one.kernel, "worse": one.worse, "words": one.words} for one in found
             ]
-        print_json(stamped("conformance", said), indent=None)
+        print_json(stamped("conformance", said))
     else:
         _print(reports, loops)
         if compare:

@@ -6,21 +6,12 @@ from typing import Any
 
 from agreement import GPUS, Tally, compare, starting_points
 from attnsel.base.records import stamped
-from attnsel.cli.output import (
-    BAD_INPUT,
-    CHECK_FAILED,
-    FOUND,
-    bar,
-    complain,
-    print_json,
-    print_text,
-    unwound,
-    wrap,
-)
+from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_text, unwound
 from attnsel.errors import InvalidInput
 from attnsel.report import params_words
 from attnsel.verdicts.requirements import size
 from disagreements import SHOWN, gpus_of, tell_disagreements, tell_outcomes
+from printed import print_json, wrap
 from workspaces import Workspaces
 
 
@@ -49,7 +40,7 @@ def conformance_cudnn(
     if json:
         found = [one.as_dict() for one in tally.disagreements]
         said = {**about, **tally.as_dict(), "disagreements": found, "notes": notes}
-        print_json(stamped("conformance-cudnn", said), indent=None)
+        print_json(stamped("conformance-cudnn", said))
     else:
         _tell(tally, about, notes)
     sizes = tally.workspaces

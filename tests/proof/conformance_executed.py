@@ -8,8 +8,9 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from attnsel.base.records import stamped
-from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_json, print_text, wrap
+from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_text
 from attnsel.errors import InvalidInput
+from printed import print_json, wrap
 
 if TYPE_CHECKING:
     from ptx_interpreter.cases import CaseReport
@@ -38,7 +39,7 @@ def conformance_executed(archs: tuple[int, ...], case: str, quick: bool, jobs: i
     about = {"date": date.today().isoformat(), "triton": triton.__version__}
     if json:
         said = {**about, "architectures": summaries(reports), "cases": [r.as_json() for r in reports]}
-        print_json(stamped("conformance-executed", said), indent=None)
+        print_json(stamped("conformance-executed", said))
     else:
         _print(reports, about)
     return CHECK_FAILED if any(r.failed for r in reports) else FOUND

@@ -8,20 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agreement import Place, Tally, counts, starting_points
 from attnsel.base.records import stamped
 from attnsel.cli.explain_more import by_rules, outcome
-from attnsel.cli.output import (
-    BAD_INPUT,
-    CHECK_FAILED,
-    FOUND,
-    bar,
-    complain,
-    print_json,
-    unwound,
-)
+from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, unwound
 from attnsel.environment import Environment
 from attnsel.environment.gpus import familiar
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from disagreements import gpus_of, tell_disagreements, tell_outcomes
+from printed import print_json
 
 if TYPE_CHECKING:
     from flash_attention_ask.client import Answer, Package
@@ -81,7 +74,7 @@ def conformance_flash(
         "samples": samples,
     }
     if json:
-        print_json(stamped("conformance-flash", as_dict(run, about, notes)), indent=None)
+        print_json(stamped("conformance-flash", as_dict(run, about, notes)))
     else:
         _tell(run, about, notes)
     return CHECK_FAILED if run.tally.outcomes["false accept"] else FOUND

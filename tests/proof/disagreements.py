@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agreement import RuleMismatch, Tally, upper_bound
-from attnsel.cli.output import print_text, wrap
+from attnsel.cli.output import print_text
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput
 from attnsel.report import params_words
 from attnsel.rules import REGISTRY
+from printed import wrap
 
 Row = tuple[str, int]
 SHOWN = 3  # disagreements written out per group; --json holds all of them
