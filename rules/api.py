@@ -37,7 +37,7 @@ import sys
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from attnsel.backends.registry import CANDIDATES, Selector
 from attnsel.base.model import lazy
@@ -53,6 +53,7 @@ Finding = Violation | Unknown
 Body = Callable[["AttentionParams", "Environment"], "Finding | bool | None"]
 Example = Mapping[str, Any]
 Fields = str | tuple[str, ...]
+P = TypeVar("P", bound=Page)
 
 OF_ENVIRONMENT = frozenset({"arch", "device", "platform", "torch_flash", *COMPONENTS})
 """What of an environment a requirement may be about; every other field is the question's."""
@@ -215,6 +216,7 @@ class Registry:
         self.pages: dict[str, Page] = {}
         self.removed: dict[str, Removed] = {}
         self.candidate = candidate
+        self._kinds: dict[type[Page], tuple[int, Any]] = {}
 
     def add(self, page: Page) -> None:
         if page.code in self.pages:
@@ -230,16 +232,24 @@ class Registry:
                 object.__setattr__(page, "candidates", (*page.candidates, record.name))
 
     @property
-    def rules(self) -> dict[str, Rule]:
-        return {code: page for code, page in self.pages.items() if isinstance(page, Rule)}
+    def rules(self) -> Mapping[str, Rule]:
+        return self._of_kind(Rule)
 
     @property
-    def policy_rules(self) -> dict[str, PolicyRule]:
-        return {code: page for code, page in self.pages.items() if isinstance(page, PolicyRule)}
+    def policy_rules(self) -> Mapping[str, PolicyRule]:
+        return self._of_kind(PolicyRule)
 
     @property
-    def preferences(self) -> dict[str, Preference]:
-        return {code: page for code, page in self.pages.items() if isinstance(page, Preference)}
+    def preferences(self) -> Mapping[str, Preference]:
+        return self._of_kind(Preference)
+
+    def _of_kind(self, kind: type[P]) -> Mapping[str, P]:
+        """The pages of a kind, looked through again only where some were added: none is ever taken away."""
+        known = self._kinds.get(kind)
+        if known is None or known[0] != len(self.pages):
+            found = {code: page for code, page in self.pages.items() if isinstance(page, kind)}
+            known = self._kinds[kind] = len(self.pages), found
+        return known[1]
 
 
 REGISTRY = Registry()
