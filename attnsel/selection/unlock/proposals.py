@@ -22,7 +22,8 @@ from attnsel.rules import Rule
 from attnsel.selection.adaptations import ADAPTERS, type_without_mask
 from attnsel.selection.assumed import edges
 from attnsel.selection.evaluate import memory_parts
-from attnsel.selection.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed
+from attnsel.selection.rule_index import fields_of, fields_read
+from attnsel.selection.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed, touched
 from attnsel.verdicts.reasons import Reason
 from attnsel.verdicts.requirements import AnyBuild, AtLeast, AtLeastBytes, Installed
 
@@ -39,6 +40,7 @@ SWITCHES: tuple[tuple[str, Any], ...] = (
     ("pad_between_seqs", False),
     ("core_attention_bias_requires_grad", False),
 )
+_KIND = fields_read(Rule.concerns)
 _ONLY_UPWARDS = frozenset({*LENGTHS, *WIDTHS, "num_gqa_groups"})
 
 
@@ -51,28 +53,31 @@ def proposals_for(
     meet, and those about a question that adaptations made, need no answer of their own: they count together,
     and only where nothing else is left.
     """
-    shared: list[tuple[Move, Scenario]] = []
-    for move in _unasked(question, base, reasons, hardware):
-        try:
-            after = changed(question, move)
-        except InvalidInput:
-            continue  # contradicts another field: no way out
-        if after != question and all(move != other for other, _ in shared):
-            shared.append((move, after))
+    shared = {tuple(move.items()): move for move in _unasked(question, base, reasons, hardware)}
+    moves = list(shared.values())
     fewest: list[Move] | None = None
     loose: list[Reason] = []
     for reason in reasons:
         if _is_loose(name, question, reason):
             loose.append(reason)
             continue
-        answers = _answers(name, question, base, reason, shared)
+        answers = _answers(name, question, base, reason, moves)
         if fewest is None or len(answers) < len(fewest):
             fewest = answers
         if not fewest:
             return []
     if fewest is not None:
         return fewest
-    return [move for reason in loose for move in _answers(name, question, base, reason, shared)]
+    return [move for reason in loose for move in _answers(name, question, base, reason, moves)]
+
+
+def _after(question: Scenario, move: Move) -> Scenario | None:
+    """The question after a move; None where that contradicts another field, or changes nothing."""
+    try:
+        after = changed(question, move)
+    except InvalidInput:
+        return None
+    return None if after == question else after
 
 
 def _is_loose(name: str, question: Scenario, reason: Reason) -> bool:
@@ -113,7 +118,7 @@ def _answers(
     question: Scenario,
     base: Scenario,
     reason: Reason,
-    shared: list[tuple[Move, Scenario]],
+    shared: list[Move],
 ) -> list[Move]:
     """What silences this reason, or at least moves it on to another value."""
     rule = reason.rule
@@ -125,13 +130,20 @@ def _answers(
     found: list[Move] = []
     if _says(rule, question) is None:
         # It is about an adapted question: only the engine knows what helps.
-        found += [move for move, _ in shared]
+        found += [move for move in shared if _after(question, move) is not None]
     else:
         own = list(values_against(question.p, reason))
-        for move, after in shared:
-            said = _says(rule, after)
-            if said is None or (said != reason.finding and move in own):
-                found.append(move)
+        reads = fields_of(rule) | _KIND
+        for move in shared:
+            mine = move in own
+            # It says the same of a question that differs in fields which it does not read.
+            if not mine and "gpu" not in move and reads.isdisjoint(touched(tuple(move))):
+                continue
+            after = _after(question, move)
+            if after is not None:
+                said = _says(rule, after)
+                if said is None or (mine and said != reason.finding):
+                    found.append(move)
     found += _versions(name, question, base, reason, rule)
     if question.policy.adapt == "never" and CANDIDATES[name].adaptations:
         found.append({"policy.adapt": "auto"})
@@ -344,11 +356,14 @@ def _loosened(name: str, question: Scenario, reason: Reason) -> Iterator[Move]:
         yield {"policy.memory_limit": round_size(reason.finding.required.bytes)}
 
 
-def _with_less_memory(name: str, question: Scenario, shared: list[tuple[Move, Scenario]]) -> Iterator[Move]:
+def _with_less_memory(name: str, question: Scenario, shared: list[Move]) -> Iterator[Move]:
     """Moves after which the call takes less, or the GPU has more; releases by what the record says."""
     before, record = _taken(name, question), CANDIDATES[name]
     has = question.env.device.memory or 0
-    for move, after in shared:
+    for move in shared:
+        after = _after(question, move)
+        if after is None:
+            continue
         if _taken(name, after) < before or (after.env.device.memory or 0) > has:
             yield move
     for versions in record.less_memory:
