@@ -92,37 +92,52 @@ def _index(pages: int, candidates: int) -> RuleIndex:
     return RuleIndex(REGISTRY.rules.values())
 
 
-# ---- Which fields of a question a rule can read, from the names in its code ----------------------------
-# A question that differs from another in fields that a rule does not read gets the same answer from it, so
-# the rule need not be asked again. Every name counts, also of functions that a body calls; whatever cannot be
-# followed counts as reading everything. tests/attnsel/selection/test_adaptations.py holds it against asking
-# every rule.
+# ---- Which fields a rule can read, from the names in its code ------------------------------------------
+# A question or an environment that differs from another in fields that a rule does not read gets the same
+# answer from it, so the rule need not be asked again. Every name counts, also of functions that a body calls;
+# whatever cannot be followed counts as reading everything. tests/attnsel/selection/test_adaptations.py holds
+# it against asking every rule.
 
 
 ALL = frozenset(AttentionParams.model_fields)
+_EVERYTHING = ALL | frozenset(Environment.model_fields)
 _TRAINING = frozenset({"is_training"})
 _OPAQUE = frozenset({"getattr", "vars", "dir", "eval", "model_dump", "__dict__", "_key"})
 
 
 @lru_cache(maxsize=1024)
 def fields_of(rule: Page) -> frozenset[str]:
-    """The fields that a rule's finding may depend on: what it requires, and what its body reads."""
+    """The fields of a question that a rule's finding may depend on: what it requires, and what its body
+    reads."""
     if not isinstance(rule, Rule):
         return ALL
     required = {name for limit in rule.limits for name in limit.fields}
     required |= {limit.requirement.field for limit in rule.limits if hasattr(limit.requirement, "field")}
-    return fields_read(rule.body) | (required & ALL) | gate_of(rule)
+    return ((names_read(rule.body) | required) & ALL) | gate_of(rule)
 
 
 def gate_of(rule: Rule) -> frozenset[str]:
-    """The field that its gate reads."""
+    """The field of a question that its gate reads."""
     return _TRAINING if rule.training else frozenset()
+
+
+@lru_cache(maxsize=1024)
+def all_read_by(rule: Rule) -> frozenset[str]:
+    """The fields of a question and of an environment that what a rule says may depend on, its gates too."""
+    gates = {"device" if field == "arch" else field for field, _ in rule.gates}
+    return names_read(rule.body) | fields_of(rule) | fields_read(Rule.concerns) | gates
 
 
 def fields_read(body: Any) -> frozenset[str]:
     """The fields of AttentionParams whose values a rule's finding may depend on."""
+    return names_read(body) & ALL
+
+
+@lru_cache(maxsize=1024)
+def names_read(body: Any) -> frozenset[str]:
+    """The fields of AttentionParams and of Environment that a function may read."""
     found: set[str] = set()
-    return frozenset(found) if _collect(body, found, set()) else ALL
+    return frozenset(found) if _collect(body, found, set()) else _EVERYTHING
 
 
 def _collect(function: Any, found: set[str], seen: set[Any]) -> bool:
@@ -137,23 +152,23 @@ def _collect(function: Any, found: set[str], seen: set[Any]) -> bool:
     for name in _names(function.__code__):
         if name in _OPAQUE:
             return False
-        if name in ALL:
+        if name in _EVERYTHING:
             found.add(name)
-        attribute = _attribute(name)
-        if isinstance(attribute, (lazy, property)):
+        for attribute in _attributes(name):
+            if isinstance(attribute, FunctionType):
+                return False  # a method of the question: it may read anything
             compute = attribute.compute if isinstance(attribute, lazy) else attribute.fget
             if not _collect(compute, found, seen):
                 return False
-        elif isinstance(attribute, FunctionType):
-            return False  # a method of the question: it may read anything
         cells.append(function.__globals__.get(name))
     return all(_collect(value, found, seen) for value in cells if _may_read(value))
 
 
 @lru_cache(maxsize=1024)
-def _attribute(name: str) -> Any:
-    """What a question has under a name; None where it has nothing. Few names are read, and often."""
-    return inspect.getattr_static(AttentionParams, name, None)
+def _attributes(name: str) -> tuple[Any, ...]:
+    """What a question and an environment have under a name beside fields: few names are read, and often."""
+    has = (inspect.getattr_static(model, name, None) for model in (AttentionParams, Environment))
+    return tuple([attribute for attribute in has if isinstance(attribute, (lazy, property, FunctionType))])
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -80,7 +80,8 @@ def _changed(question: Scenario, changes: Changes) -> Scenario:
 
 @lru_cache(maxsize=256)
 def touched(fields: tuple[str, ...]) -> frozenset[str]:
-    """The fields of AttentionParams that a change of these may change: they, and all that may follow."""
+    """The fields of a question and of an environment that a change of these may change: they, and whatever
+    may follow."""
     return frozenset(fields).union(*(_FOLLOWING.get(field, ()) for field in fields))
 
 
@@ -91,8 +92,10 @@ _FOLLOWING: dict[str, tuple[str, ...]] = {
     "qkv_layout": ("tensors", "pad_between_seqs"),
     "attn_mask_type": ("tensors", "bottom_right_diagonal", "window_size"),
     "core_attention_bias_type": ("core_attention_bias_shape",),
+    **dict.fromkeys(COMPONENTS, ("assumed",)),
+    "gpu": ("device", "detected", "assumed"),
 }
-"""What may follow of a change of a field: here, in ``_with_consequences`` and where a question is made."""
+"""What may follow a change of a field: here, in ``another`` and where a question is made."""
 
 
 def _with_recipe(p: AttentionParams, of_recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from attnsel.rules import Rule
 from attnsel.selection.adaptations import ADAPTERS, type_without_mask
 from attnsel.selection.assumed import edges
 from attnsel.selection.evaluate import memory_parts
-from attnsel.selection.rule_index import fields_of, fields_read
+from attnsel.selection.rule_index import all_read_by, names_read
 from attnsel.selection.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed, touched
 from attnsel.verdicts.reasons import Reason
 from attnsel.verdicts.requirements import AnyBuild, AtLeast, AtLeastBytes, Installed
@@ -40,7 +40,6 @@ SWITCHES: tuple[tuple[str, Any], ...] = (
     ("pad_between_seqs", False),
     ("core_attention_bias_requires_grad", False),
 )
-_KIND = fields_read(Rule.concerns)
 _ONLY_UPWARDS = frozenset({*LENGTHS, *WIDTHS, "num_gqa_groups"})
 
 
@@ -133,11 +132,11 @@ def _answers(
         found += [move for move in shared if _after(question, move) is not None]
     else:
         own = list(values_against(question.p, reason))
-        reads = fields_of(rule) | _KIND
+        reads = all_read_by(rule)
         for move in shared:
             mine = move in own
             # It says the same of a question that differs in fields which it does not read.
-            if not mine and "gpu" not in move and reads.isdisjoint(touched(tuple(move))):
+            if not mine and reads.isdisjoint(touched(tuple(move))):
                 continue
             after = _after(question, move)
             if after is not None:
@@ -300,9 +299,12 @@ def _versions(name: str, question: Scenario, base: Scenario, reason: Reason, rul
 def _first_silent(question: Scenario, rule: Rule, component: str, versions: list[Version]) -> Version | None:
     """The first of these versions at which the rule has nothing to say."""
     adapted = _says(rule, question) is None  # by its body it is silent already; its gates must close
+    gates = [opens for field, opens in rule.gates if field == component]
+    reads = not adapted and not touched((component,)).isdisjoint(names_read(rule.body))
     for version in versions:
-        after = changed(question, {component: version})
-        if not rule.applies(after.env) if adapted else _says(rule, after) is None:
+        if not all(opens(version) for opens in gates):
+            return version
+        if reads and _says(rule, changed(question, {component: version})) is None:
             return version
     return None
 
