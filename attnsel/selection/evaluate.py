@@ -168,38 +168,50 @@ def fold(
     if changed:
         kept = index.reading(changed, kept)
     folded, unread = _grouped(index, kept)
-    said = [(place, rule.find(_ANY, env)) for place, rule in unread]
+    said = [(place, _of_environment(rule, env)) for place, rule in unread]
     return folded._replace(said=tuple([one for one in said if one[1] is not None]))
+
+
+@lru_cache(maxsize=4096)
+def _of_environment(rule: Rule, env: Environment) -> Any:
+    """What a rule that reads nothing of a question says; most are about every candidate."""
+    return rule.find(_ANY, env)
 
 
 @lru_cache(maxsize=2048)
 def _grouped(index: RuleIndex, kept: Bits) -> tuple[FoldedRules, list[tuple[int, Rule]]]:
-    """What is the same in all environments in which just these rules apply, and those of them that read
-    nothing of a question, with their places: they speak of the environment alone."""
+    """What is the same in all environments in which just these rules apply; and those of them that read
+    nothing of a question, with their places."""
     rules = tuple([rule for _, rule in index.placed(kept)])
-    by_read: dict[Any, list[tuple[Requirement, str, int]]] = {}
+    by_read: dict[Any, tuple[Callable[[Any], Any], list[Requirement], list[Any]]] = {}
     unread: list[tuple[int, Rule]] = []
     bodies: list[Any] = []
     for place, rule in enumerate(rules):
         if rule.limits and not rule.limits[0].of_environment:
-            for limit in rule.limits:
-                for field in limit.fields:
-                    other = getattr(limit.requirement, "field", None)
-                    by_read.setdefault((field, other), []).append((limit.requirement, field, place))
+            for reads, requirement, read, holds in _tests_of(rule):
+                group = by_read.setdefault(reads, (read, [], []))
+                group[1].append(requirement)
+                group[2].append((holds, rule.body, place))
         elif fields_of(rule) <= gate_of(rule):
             unread.append((place, rule))
         else:
             # What it requires of the environment is not there: the body alone decides.
             bodies.append((rule.find if rule.limits else rule.body, place))
-    groups = []
-    for members in by_read.values():
-        tests = [requirement.fast(field) for requirement, field, _ in members]
-        checks = tuple(
-            (test, rules[place].body, place) for (_, test), (_, _, place) in zip(tests, members, strict=True)
-        )
-        together = holds_together(tuple(requirement for requirement, _, _ in members))
-        groups.append(Group(tests[0][0], together or tests[0][1], checks))
+    groups = [
+        Group(read, holds_together(tuple(requirements)) or checks[0][0], tuple(checks))
+        for read, requirements, checks in by_read.values()
+    ]
     return FoldedRules(rules, (), tuple(groups), tuple(bodies)), unread
+
+
+@lru_cache(maxsize=1024)
+def _tests_of(rule: Rule) -> list[tuple[Any, Requirement, Callable[[Any], Any], Callable[[Any], bool]]]:
+    """Its requirements on the question: the fields that one reads, itself, how to read them, and its test."""
+    return [
+        ((field, getattr(requirement, "field", None)), requirement, *requirement.fast(field))
+        for fields, requirement in rule.limits
+        for field in fields
+    ]
 
 
 @lru_cache(maxsize=64)
