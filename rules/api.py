@@ -31,13 +31,12 @@ deprecated (``replaced_by`` names what took over), removed (``removed``). None i
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from attnsel.backends.registry import CANDIDATES, Selector
 from attnsel.base.model import lazy
@@ -68,6 +67,10 @@ class Limit(NamedTuple):
     @property
     def of_environment(self) -> bool:
         return self.fields[0] in OF_ENVIRONMENT
+
+    def lacking(self, value: Any) -> bool:
+        """Whether a value does not satisfy it by itself."""
+        return not self.requirement.holds(value, None)
 
     def broken(self, p: AttentionParams | None, env: Environment) -> tuple[str, Any] | None:
         """The field that does not satisfy it, and its value; of several the one with the largest value."""
@@ -117,11 +120,7 @@ class Rule(Page):
         if arch is not None:
             found.append(("arch", lambda number: number is not None and number in arch))
         found += [(versions.component, versions.__contains__) for versions in self.when]
-        found += [
-            (limit.fields[0], lambda value, needed=limit.requirement: not needed.holds(value, None))
-            for limit in self.limits
-            if limit.of_environment
-        ]
+        found += [(limit.fields[0], limit.lacking) for limit in self.limits if limit.of_environment]
         return tuple(found)
 
     def applies(self, env: Environment) -> bool:
@@ -216,13 +215,15 @@ class Registry:
         self.pages: dict[str, Page] = {}
         self.removed: dict[str, Removed] = {}
         self.candidate = candidate
-        self._kinds: dict[type[Page], tuple[int, Any]] = {}
+        self._kinds: dict[type[Page], tuple[Any, Any]] = {}
 
     def add(self, page: Page) -> None:
         if page.code in self.pages:
             raise ValueError(f"{page.code} is taken: {page.name} needs a code of its own")
         if page.code in self.removed:
             raise ValueError(f"{page.code} was in use once: {page.name} needs a code of its own")
+        if self.candidate is not None and not page.source:  # of ours a test reads every page
+            raise ValueError(f"{page.code}: 'Source:' says nothing")
         self.pages[page.code] = page
 
     def add_candidate(self, record: CandidateRecord) -> None:
@@ -243,13 +244,18 @@ class Registry:
     def preferences(self) -> Mapping[str, Preference]:
         return self._of_kind(Preference)
 
+    @property
+    def edition(self) -> tuple[int, Page | None]:
+        """What changes with every page that comes in, which is behind the others."""
+        return len(self.pages), next(reversed(self.pages.values()), None)
+
     def _of_kind(self, kind: type[P]) -> Mapping[str, P]:
-        """The pages of a kind, looked through again only where some were added: none is ever taken away."""
-        known = self._kinds.get(kind)
-        if known is None or known[0] != len(self.pages):
+        """The pages of a kind, looked through once in every edition."""
+        edition, _ = self._kinds.get(kind, (None, None))
+        if edition != self.edition:
             found = {code: page for code, page in self.pages.items() if isinstance(page, kind)}
-            known = self._kinds[kind] = len(self.pages), found
-        return known[1]
+            self._kinds[kind] = self.edition, found
+        return cast("Mapping[str, P]", self._kinds[kind][1])
 
 
 REGISTRY = Registry()
@@ -413,25 +419,13 @@ def _limit(code: str, fields: Fields, requirement: Requirement, gates: tuple[Ver
 
 
 def page_fields(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, Any]:
-    """What every kind of page says, from its code and its docstring."""
-    doc = inspect.getdoc(fn)
+    """What every kind of page is made of: its docstring is read with the page."""
+    doc = fn.__doc__
     if not doc and sys.flags.optimize >= 2:
         doc = f"{fn.__name__.replace('_', ' ')}\n\nSource: dropped by Python's -OO; read this page without it"
     if not doc:
         raise ValueError(f"{code}: a rule needs a docstring; it is what users read")
-    title, _, text = doc.partition("\n")
-    source = re.search(r"^Source: (.+?)(?=\n[A-Z]\w+:|\Z)", text, re.MULTILINE | re.DOTALL)
-    if not source:
-        raise ValueError(f"{code}: the docstring needs a line 'Source: …'")
-    return {
-        "code": code,
-        "name": fn.__name__,
-        "title": title.rstrip("."),
-        "text": text.strip(),
-        "source": " ".join(source[1].split()),
-        "evidence": evidence,
-        "module": fn.__module__,
-    }
+    return {"code": code, "name": fn.__name__, "doc": doc, "evidence": evidence, "module": fn.__module__}
 
 
 def gate_text(gates: tuple[Versions, ...], arch: Container[int] | None, limits: tuple[Limit, ...]) -> str:

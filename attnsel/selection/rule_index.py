@@ -84,11 +84,11 @@ class RuleIndex:
 
 def rule_index() -> RuleIndex:
     """Of all rules that there are now: a plug-in may have brought more."""
-    return _index(len(REGISTRY.pages), len(CANDIDATES))
+    return _index(REGISTRY.edition, len(CANDIDATES))
 
 
 @lru_cache(maxsize=1)
-def _index(pages: int, candidates: int) -> RuleIndex:
+def _index(edition: tuple[int, Page | None], candidates: int) -> RuleIndex:
     return RuleIndex(REGISTRY.rules.values())
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from attnsel.base.model import lazy
 from attnsel.base.records import json_fields
 from attnsel.environment import COMPONENTS
 from attnsel.params import AttentionParams
@@ -28,13 +31,14 @@ EVIDENCE: dict[str, str] = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Page:
-    """What is said about a rule of any kind: its code, its text and what it rests on."""
+    """What is said about a rule of any kind: its code, its text and what it rests on.
+
+    ``doc``: its docstring, whose parts are told apart when somebody reads them.
+    """
 
     code: str
     name: str
-    title: str
-    text: str
-    source: str
+    doc: str
     evidence: str
     module: str
     when_text: str = ""
@@ -44,6 +48,27 @@ class Page:
     @property
     def family(self) -> str:
         return self.code.rstrip("0123456789")
+
+    @property
+    def title(self) -> str:
+        return self._parts[0].rstrip(".")
+
+    @property
+    def text(self) -> str:
+        return self._parts[1].strip()
+
+    @property
+    def source(self) -> str:
+        return " ".join(self._parts[2].split())
+
+    @lazy
+    def _parts(self) -> tuple[str, str, str]:
+        """Its first line, the rest of it, and where that says it comes from."""
+        title, _, text = inspect.cleandoc(self.doc).partition("\n")
+        source = re.search(r"^Source: (.+?)(?=\n[A-Z]\w+:|\Z)", text, re.MULTILINE | re.DOTALL)
+        if not source:
+            raise ValueError(f"{self.code}: the docstring needs a line 'Source: …'")
+        return title, text, source[1]
 
 
 class Violation(NamedTuple):
