@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import prod
+from operator import itemgetter
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from attnsel.errors import InvalidInput, caller
 from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_families
-from attnsel.rules.api import INTERPRETED, Rule, limit
+from attnsel.rules.api import INTERPRETED, Limit, Rule, limit
 from attnsel.selection.adaptations import ADAPTERS, bias_shape
 from attnsel.verdicts.reasons import Adaptation, Page, Reason, Violation
 from attnsel.verdicts.requirements import Requirement, holds_together
@@ -328,7 +329,118 @@ def _rules(among: tuple[str, ...]) -> tuple[Rule, ...]:
     return tuple([rule for rule in rules if not named.isdisjoint(rule.candidates)])
 
 
+# ---- The third stage: questions that differ in their lengths, their batch and their tensors alone ------
+# Such questions are of one kind. A rule that reads nothing else than what they share says the same of all of
+# them, and one whose requirements are all met by what they share is silent about each.
+
+
 _FIELDS = tuple(AttentionParams.model_fields)
+VARYING = frozenset({"batch_size", "max_seqlen_q", "max_seqlen_kv", "tensors"})
+_SHARED = tuple(name for name in _FIELDS if name not in VARYING)
+_shared = itemgetter(*map(_FIELDS.index, _SHARED))
+
+
+def kind_of(p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED) -> Kind:
+    """The kind of ``p``, with what is known of it there."""
+    return _kind(_shared(p._key), env, waivers)
+
+
+@lru_cache(maxsize=1024)
+def _kind(shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> Kind:
+    return Kind(like(shared), env, waivers)
+
+
+def like(shared: tuple[Any, ...]) -> AttentionParams:
+    """A question of that kind: whatever is worked out from it holds for all of them."""
+    return _ANY.rewritten(**dict(zip(_SHARED, shared, strict=True)))
+
+
+class Kind:
+    """What rules say of the questions of one kind in one environment, by the candidates that are asked about.
+
+    The first question is asked as it is, for most kinds are met once; the second one splits the rules.
+    """
+
+    __slots__ = ("_rules", "any", "env", "reach", "waivers")
+
+    def __init__(self, any_of_it: AttentionParams, env: Environment, waivers: Waivers) -> None:
+        self.any, self.env, self.waivers = any_of_it, env, waivers
+        self.reach: dict[str, frozenset[str]] = {}  # what adaptations can change, by candidate
+        self._rules: dict[Any, KindRules] = {}
+
+    def rules(self, among: tuple[str, ...] = (), changed: frozenset[str] = frozenset()) -> KindRules:
+        """Those about some candidates, or all; of them, those that read a field which ``changed``."""
+        known = self._rules.get((among, changed))
+        if known is None or not known.split:
+            q, env = self.any, self.env
+            folded = fold(env, q.fp8_attention, q.context_parallel, q.is_training, self.waivers, among, changed)
+            if known is None:
+                known = KindRules((), folded, {}, False)
+            else:
+                said, left = split(folded.rules, q, env)
+                reasons = tuple([Reason(rule, finding) for rule, finding in said])
+                known = KindRules(reasons, left, _places(folded.rules), True)
+            self._rules[among, changed] = known
+        return known
+
+
+class KindRules(NamedTuple):
+    """``said``: what rules say of every question of the kind, in their order. ``left``: the rules that are
+    to be asked about each. ``places``: all of them in their order."""
+
+    said: tuple[Reason, ...]
+    left: FoldedRules
+    places: dict[Page, int]
+    split: bool
+
+    def reasons(
+        self, p: AttentionParams, env: Environment, reach: frozenset[str] | None = None
+    ) -> list[Reason] | None:
+        """Everything against a question; None as soon as a violation is not about a field in ``reach``."""
+        said = self.said
+        if reach is not None and any([_stops(reason.finding, reach) for reason in said]):
+            return None
+        found = self.left.findings(p, env, reach)
+        if not found:
+            return None if found is None else [*said]
+        reasons = [Reason(rule, finding) for rule, finding in found]
+        if said:
+            places = self.places
+            reasons = sorted([*said, *reasons], key=lambda reason: places[reason.rule])
+        return reasons
+
+
+@lru_cache(maxsize=2048)
+def _places(rules: tuple[Rule, ...]) -> dict[Page, int]:
+    return {rule: place for place, rule in enumerate(rules)}
+
+
+def split(
+    rules: tuple[Rule, ...], q: AttentionParams, env: Environment
+) -> tuple[list[tuple[Rule, Any]], FoldedRules]:
+    """What rules, open in ``env``, say of every question of ``q``'s kind, and those left to be asked."""
+    said: list[tuple[Rule, Any]] = []
+    left: list[Rule] = []
+    for rule in rules:
+        if VARYING.isdisjoint(fields_of(rule)):
+            finding = rule.find(q, env)
+            if finding is not None:
+                said.append((rule, finding))
+        elif not rule.limits or any(_may_break(bound, q, env) for bound in rule.limits):
+            left.append(rule)
+    return said, _left(tuple(left), env)
+
+
+def _may_break(bound: Limit, q: AttentionParams, env: Environment) -> bool:
+    """Whether some question of ``q``'s kind does not satisfy it."""
+    read = {*bound.fields, getattr(bound.requirement, "field", None)}
+    return not VARYING.isdisjoint(read) or bound.broken(q, env) is not None
+
+
+@lru_cache(maxsize=2048)
+def _left(rules: tuple[Rule, ...], env: Environment) -> FoldedRules:
+    """Kinds share them: many leave the same rules."""
+    return _folded(rules, env)
 
 
 def findings(
@@ -336,22 +448,16 @@ def findings(
 ) -> dict[str, list[Reason]]:
     """Every reason against every candidate, as the question stands; or against some of them."""
     found: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
-    rules = fold(env, p.fp8_attention, p.context_parallel, p.is_training, waivers, among)
-    for rule, finding in rules.findings(p, env) or ():
-        reason = Reason(rule, finding)
-        for name in rule.candidates:
-            if name in found:
-                found[name].append(reason)
+    _add(found, kind_of(p, env, waivers).rules(among).reasons(p, env))
     return found
 
 
-def reasons_within(
-    name: str, p: AttentionParams, env: Environment, waivers: Waivers, reach: frozenset[str]
-) -> list[Reason] | None:
-    """The reasons against one candidate; None as soon as one is about something that cannot be changed."""
-    rules = fold(env, p.fp8_attention, p.context_parallel, p.is_training, waivers, (name,))
-    found = rules.findings(p, env, reach)
-    return None if found is None else [Reason(rule, finding) for rule, finding in found]
+def _add(found: dict[str, list[Reason]], reasons: list[Reason] | None) -> None:
+    """Each to the candidates it is about."""
+    for reason in reasons or ():
+        for name in reason.rule.candidates:  # type: ignore[attr-defined]
+            if name in found:
+                found[name].append(reason)
 
 
 def reevaluate(
@@ -370,12 +476,7 @@ def reevaluate(
     for name in among:
         reasons = found[name]
         again[name] = [r for r in reasons if changed.isdisjoint(fields_of(r.rule))] if reasons else []
-    rules = fold(env, p.fp8_attention, p.context_parallel, p.is_training, waivers, among, changed)
-    for rule, finding in rules.findings(p, env) or ():
-        reason = Reason(rule, finding)
-        for name in rule.candidates:
-            if name in again:
-                again[name].append(reason)
+    _add(again, kind_of(p, env, waivers).rules(among, changed).reasons(p, env))
     return again
 
 

@@ -23,9 +23,9 @@ from attnsel.selection.evaluate import (
     always_refuses,
     findings,
     fold,
+    kind_of,
     over_memory,
     policy_reasons,
-    reasons_within,
     reevaluate,
 )
 from attnsel.selection.f_sdpa import BY_F_SDPA, OLDEST, f_sdpa_order
@@ -184,6 +184,7 @@ class Inquiry:
     __slots__ = (
         "_changed",
         "_judged",
+        "_kind",
         "_may_adapt",
         "_reasons",
         "_steps",
@@ -201,6 +202,7 @@ class Inquiry:
         self.p = p.derive(deterministic=True) if policy.deterministic and not p.deterministic else p
         self.env, self.policy, self.evidence = env, policy, evidence
         self._waivers = waivers_of(policy)
+        self._kind = kind_of(self.p, env, self._waivers)
         self._steps = steps and p.context_parallel
         # A rank hands its tensors on as they are.
         self._may_adapt = policy.adapt == "auto" and not p.context_parallel
@@ -267,10 +269,15 @@ class Inquiry:
             p = self.p
             if p.tensors.mask_hides_nothing:  # what goes with the mask is not known before it is gone
                 return self.judge(name)
+            kind = self._kind
             reach = frozenset[str]()
             if self._may_adapt:
-                reach = _reach(name, self.env, p.fp8_attention, p.context_parallel, self._waivers)
-            reasons = reasons_within(name, p, self.env, self._waivers, reach)
+                known = kind.reach.get(name)
+                if known is None:
+                    rest = p.fp8_attention, p.context_parallel, self._waivers
+                    known = kind.reach[name] = _reach(name, self.env, *rest)
+                reach = known
+            reasons = kind.rules((name,)).reasons(p, self.env, reach)
             candidate = None if reasons is None else self._judge(name, reasons)
         return candidate
 
