@@ -75,7 +75,7 @@ def _collect(function: Any, found: set[str], seen: set[Any]) -> bool:
         return True
     seen.add(function)
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    for name in _names(function.__code__):
+    for name in names_of(function.__code__):
         if name in _OPAQUE:
             return False
         if name in AttentionParams.model_fields:
@@ -91,14 +91,15 @@ def _collect(function: Any, found: set[str], seen: set[Any]) -> bool:
     return all(_collect(value, found, seen) for value in cells if _may_read(value))
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_of(code: CodeType) -> Iterator[str]:
+    """Names that a function's code loads, and the texts in it."""
     yield from code.co_names
     for constant in code.co_consts:  # a field may be named by a text, alone or among others
         texts = constant if isinstance(constant, tuple) else (constant,)
         yield from (text for text in texts if isinstance(text, str))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names_of(constant)
 
 
 def _may_read(value: Any) -> bool:
@@ -270,7 +271,7 @@ def fold(
     if changed:
         rules = fold(env, fp8, over_ranks, training, waivers, among).rules
         return _folded(tuple([rule for rule in rules if not changed.isdisjoint(fields_of(rule))]), env)
-    waived = _waived_codes(waivers)
+    waived = waived_codes(waivers)
     kept = [
         rule
         for rule in _rules(among)
@@ -284,7 +285,7 @@ def fold(
 
 
 @lru_cache(maxsize=64)
-def _waived_codes(waivers: Waivers) -> frozenset[str]:
+def waived_codes(waivers: Waivers) -> frozenset[str]:
     """Raises InvalidInput for a code that never was a known bug's."""
     bugs = [code for code in REGISTRY.pages if code.startswith("BUG")]
     retired = {code for code, page in REGISTRY.pages.items() if page.status == "deprecated"}
@@ -337,12 +338,17 @@ def _rules(among: tuple[str, ...]) -> tuple[Rule, ...]:
 _FIELDS = tuple(AttentionParams.model_fields)
 VARYING = frozenset({"batch_size", "max_seqlen_q", "max_seqlen_kv", "tensors"})
 _SHARED = tuple(name for name in _FIELDS if name not in VARYING)
-_shared = itemgetter(*map(_FIELDS.index, _SHARED))
+_pick = itemgetter(*map(_FIELDS.index, _SHARED))
+
+
+def shared_of(p: AttentionParams) -> tuple[Any, ...]:
+    """What every question of ``p``'s kind has: values of all other fields."""
+    return _pick(p._key)
 
 
 def kind_of(p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED) -> Kind:
     """The kind of ``p``, with what is known of it there."""
-    return _kind(_shared(p._key), env, waivers)
+    return _kind(shared_of(p), env, waivers)
 
 
 @lru_cache(maxsize=1024)
@@ -373,7 +379,9 @@ class Kind:
         known = self._rules.get((among, changed))
         if known is None or not known.split:
             q, env = self.any, self.env
-            folded = fold(env, q.fp8_attention, q.context_parallel, q.is_training, self.waivers, among, changed)
+            folded = fold(
+                env, q.fp8_attention, q.context_parallel, q.is_training, self.waivers, among, changed
+            )
             if known is None:
                 known = KindRules((), folded, {}, False)
             else:
@@ -398,7 +406,7 @@ class KindRules(NamedTuple):
     ) -> list[Reason] | None:
         """Everything against a question; None as soon as a violation is not about a field in ``reach``."""
         said = self.said
-        if reach is not None and any([_stops(reason.finding, reach) for reason in said]):
+        if reach is not None and any(_stops(reason.finding, reach) for reason in said):
             return None
         found = self.left.findings(p, env, reach)
         if not found:
