@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from math import prod
 from operator import itemgetter
@@ -353,7 +353,7 @@ def kind_of(p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED
 
 @lru_cache(maxsize=1024)
 def _kind(shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> Kind:
-    return Kind(like(shared), env, waivers)
+    return Kind(shared, env, waivers)
 
 
 def like(shared: tuple[Any, ...]) -> AttentionParams:
@@ -365,57 +365,83 @@ class Kind:
     """What rules say of the questions of one kind in one environment, by the candidates that are asked about.
 
     The first question is asked as it is, for most kinds are met once; the second one splits the rules.
+    ``like``: one of the kind. ``reach`` and ``standing``: what else was worked out of it, by candidate.
     """
 
-    __slots__ = ("_rules", "any", "env", "reach", "waivers")
+    __slots__ = ("_rules", "env", "like", "reach", "standing", "waivers")
 
-    def __init__(self, any_of_it: AttentionParams, env: Environment, waivers: Waivers) -> None:
-        self.any, self.env, self.waivers = any_of_it, env, waivers
-        self.reach: dict[str, frozenset[str]] = {}  # what adaptations can change, by candidate
+    def __init__(self, shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> None:
+        self.like, self.env, self.waivers = like(shared), env, waivers
+        self.reach: dict[str, frozenset[str]] = {}
+        self.standing: dict[str, tuple[str | None, bool, bool | None]] = {}
         self._rules: dict[Any, KindRules] = {}
 
     def rules(self, among: tuple[str, ...] = (), changed: frozenset[str] = frozenset()) -> KindRules:
         """Those about some candidates, or all; of them, those that read a field which ``changed``."""
         known = self._rules.get((among, changed))
         if known is None or not known.split:
-            q, env = self.any, self.env
-            folded = fold(
+            q, env = self.like, self.env
+            rules = fold(
                 env, q.fp8_attention, q.context_parallel, q.is_training, self.waivers, among, changed
             )
-            if known is None:
-                known = KindRules((), folded, {}, False)
-            else:
-                said, left = split(folded.rules, q, env)
-                reasons = tuple([Reason(rule, finding) for rule, finding in said])
-                known = KindRules(reasons, left, _places(folded.rules), True)
+            said: list[tuple[Rule, Any]] = []
+            left = rules
+            if known is not None:
+                said, left = split(rules.rules, q, env)
+            against: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
+            _add(against, said)
+            known = KindRules(against, left, _places(rules.rules), known is not None)
             self._rules[among, changed] = known
         return known
 
 
 class KindRules(NamedTuple):
-    """``said``: what rules say of every question of the kind, in their order. ``left``: the rules that are
-    to be asked about each. ``places``: all of them in their order."""
+    """``against``: by candidate, what rules say of every question of the kind. ``left``: the rules that are
+    to be asked about each. ``places``: all of them in their order. ``split``: whether there are two parts."""
 
-    said: tuple[Reason, ...]
+    against: dict[str, list[Reason]]
     left: FoldedRules
     places: dict[Page, int]
     split: bool
 
-    def reasons(
-        self, p: AttentionParams, env: Environment, reach: frozenset[str] | None = None
+    def findings(self, p: AttentionParams, env: Environment) -> dict[str, list[Reason]]:
+        """Every reason against every candidate, in the order of the rules."""
+        found = {name: [*reasons] for name, reasons in self.against.items()}
+        for name in _add(found, self.left.findings(p, env) or ()):
+            self._in_order(name, found[name])
+        return found
+
+    def within(
+        self, name: str, p: AttentionParams, env: Environment, reach: frozenset[str]
     ) -> list[Reason] | None:
-        """Everything against a question; None as soon as a violation is not about a field in ``reach``."""
-        said = self.said
-        if reach is not None and any(_stops(reason.finding, reach) for reason in said):
+        """The reasons against the one candidate; None as soon as one is about something that cannot be
+        changed."""
+        said = self.against[name]
+        if any(_stops(reason.finding, reach) for reason in said):
             return None
         found = self.left.findings(p, env, reach)
         if not found:
             return None if found is None else [*said]
-        reasons = [Reason(rule, finding) for rule, finding in found]
-        if said:
-            places = self.places
-            reasons = sorted([*said, *reasons], key=lambda reason: places[reason.rule])
+        reasons = [*said, *(Reason(rule, finding) for rule, finding in found)]
+        self._in_order(name, reasons)
         return reasons
+
+    def _in_order(self, name: str, reasons: list[Reason]) -> None:
+        if self.against[name]:
+            places = self.places
+            reasons.sort(key=lambda reason: places[reason.rule])
+
+
+def _add(found: dict[str, list[Reason]], said: Iterable[tuple[Rule, Any]]) -> set[str]:
+    """Each finding to the candidates it is about, which are returned."""
+    about: set[str] = set()
+    for rule, finding in said:
+        reason = Reason(rule, finding)
+        for name in rule.candidates:
+            if name in found:
+                found[name].append(reason)
+                about.add(name)
+    return about
 
 
 @lru_cache(maxsize=2048)
@@ -455,17 +481,7 @@ def findings(
     p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED, among: tuple[str, ...] = ()
 ) -> dict[str, list[Reason]]:
     """Every reason against every candidate, as the question stands; or against some of them."""
-    found: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
-    _add(found, kind_of(p, env, waivers).rules(among).reasons(p, env))
-    return found
-
-
-def _add(found: dict[str, list[Reason]], reasons: list[Reason] | None) -> None:
-    """Each to the candidates it is about."""
-    for reason in reasons or ():
-        for name in reason.rule.candidates:  # type: ignore[attr-defined]
-            if name in found:
-                found[name].append(reason)
+    return kind_of(p, env, waivers).rules(among).findings(p, env)
 
 
 def reevaluate(
@@ -484,7 +500,8 @@ def reevaluate(
     for name in among:
         reasons = found[name]
         again[name] = [r for r in reasons if changed.isdisjoint(fields_of(r.rule))] if reasons else []
-    _add(again, kind_of(p, env, waivers).rules(among, changed).reasons(p, env))
+    for name, more in kind_of(p, env, waivers).rules(among, changed).findings(p, env).items():
+        again[name] += more
     return again
 
 
@@ -495,15 +512,21 @@ def always_refuses(field: str, p: AttentionParams, rules: FoldedRules, env: Envi
 
 
 def over_memory(
-    name: str, p: AttentionParams, env: Environment, policy: Policy, adaptations: tuple[Adaptation, ...]
+    name: str,
+    p: AttentionParams,
+    env: Environment,
+    policy: Policy,
+    adaptations: tuple[Adaptation, ...],
+    left: int | None,
 ) -> list[Reason]:
     """The reasons against a candidate whose call takes more memory than the policy allows, or than there
-    is."""
-    left = room(p, env)
+    is. ``left``: the ``room`` of the call."""
     if left is None and policy.memory_limit is None:
         return []
     parts = memory_parts(name, p, env, adaptations)
-    need = sum(amount for _, amount in parts)
+    if not parts:
+        return []
+    need = sum([amount for _, amount in parts])
     found: list[tuple[Page, Violation | None]] = []
     if policy.memory_limit is not None and need > policy.memory_limit:
         page = REGISTRY.policy_rules["POLICY004"]
