@@ -147,10 +147,11 @@ def resolve_assumed(p: AttentionParams, env: Environment, waivers: Waivers) -> E
 def _agreed(
     p: AttentionParams, env: Environment, component: str, waivers: Waivers, voices: tuple[_Voice, ...]
 ) -> Environment:
-    heard = {voice.env: voice.heard(p) for voice in voices}
-    said = heard[env]
-    if all(those == said for those in heard.values()):
+    every = [voice.heard(p) for voice in voices]
+    if every.count(every[0]) == len(every):
         return env
+    heard = {voice.env: those for voice, those in zip(voices, every, strict=True)}
+    said = heard[env]
     if not any(_reads(code, component, env) for _, code in said):
         found = findings(p, env, waivers).values()
         spoken = {reason.code for reasons in found for reason in reasons if not reason.unknown}

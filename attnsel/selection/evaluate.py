@@ -24,7 +24,7 @@ from attnsel.errors import InvalidInput, caller
 from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_families
-from attnsel.rules.api import INTERPRETED, Limit, Rule, limit
+from attnsel.rules.api import INTERPRETED, Rule, limit
 from attnsel.selection.adaptations import ADAPTERS, bias_shape
 from attnsel.verdicts.reasons import Adaptation, Page, Reason, Violation
 from attnsel.verdicts.requirements import Requirement, holds_together
@@ -460,15 +460,18 @@ def split(
             finding = rule.find(q, env)
             if finding is not None:
                 said.append((rule, finding))
-        elif not rule.limits or any(_may_break(bound, q, env) for bound in rule.limits):
+        elif _may_speak(rule, q, env):
             left.append(rule)
     return said, _left(tuple(left), env)
 
 
-def _may_break(bound: Limit, q: AttentionParams, env: Environment) -> bool:
-    """Whether some question of ``q``'s kind does not satisfy it."""
-    read = {*bound.fields, getattr(bound.requirement, "field", None)}
-    return not VARYING.isdisjoint(read) or bound.broken(q, env) is not None
+def _may_speak(rule: Rule, q: AttentionParams, env: Environment) -> bool:
+    """Whether some question of ``q``'s kind may break one of its requirements."""
+    for bound in rule.limits:
+        read = {*bound.fields, getattr(bound.requirement, "field", None)}
+        if not VARYING.isdisjoint(read) or bound.broken(q, env) is not None:
+            return True
+    return not rule.limits
 
 
 @lru_cache(maxsize=2048)
