@@ -112,7 +112,7 @@ class _Voice(NamedTuple):
     every question of a kind, and those that are to be asked about each."""
 
     env: Environment
-    count: int
+    weight: int
     said: frozenset[tuple[str, str]]
     left: FoldedRules
 
@@ -159,8 +159,8 @@ def _agreed(
             return env
     votes: Counter[tuple[str, str]] = Counter()
     for voice in voices:
-        votes.update(dict.fromkeys(heard[voice.env], voice.count))
-    most = sum(voice.count for voice in voices)
+        votes.update(dict.fromkeys(heard[voice.env], voice.weight))
+    most = sum(voice.weight for voice in voices)
     refused = {one for one, count in votes.items() if 2 * count > most}
     agreed = min(len(those ^ refused) for those in heard.values())
     if len(said ^ refused) > agreed:

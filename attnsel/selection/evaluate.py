@@ -24,7 +24,7 @@ from attnsel.errors import InvalidInput, caller
 from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_families
-from attnsel.rules.api import INTERPRETED, Rule, limit
+from attnsel.rules.api import INTERPRETED, PolicyRule, Rule, limit
 from attnsel.selection.adaptations import ADAPTERS, bias_shape
 from attnsel.verdicts.reasons import Adaptation, Page, Reason, Violation
 from attnsel.verdicts.requirements import Requirement, holds_together
@@ -123,9 +123,11 @@ def memory_parts(
 ) -> tuple[Memory, ...]:
     """What candidate ``name`` allocates for ``p``, the candidate's own first; empty when nothing counts."""
     own = CANDIDATES[name].memory
+    if own is None and not adaptations:
+        return ()
     parts = [] if own is None else [own(p, env)]
     parts += [(ADAPTERS[made.name].makes, made.bytes) for made in adaptations]
-    return tuple(part for part in parts if part[1])
+    return tuple([part for part in parts if part[1]])
 
 
 def tensor_bytes(p: AttentionParams) -> int:
@@ -343,7 +345,8 @@ _pick = itemgetter(*map(_FIELDS.index, _SHARED))
 
 def shared_of(p: AttentionParams) -> tuple[Any, ...]:
     """What every question of ``p``'s kind has: values of all other fields."""
-    return _pick(p._key)
+    shared: tuple[Any, ...] = _pick(p._key)
+    return shared
 
 
 def kind_of(p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED) -> Kind:
@@ -532,12 +535,17 @@ def over_memory(
     need = sum([amount for _, amount in parts])
     found: list[tuple[Page, Violation | None]] = []
     if policy.memory_limit is not None and need > policy.memory_limit:
-        page = REGISTRY.policy_rules["POLICY004"]
+        page = _policy_rule("POLICY004")
         found.append((page, page.body(name, policy, parts)))
     if left is not None and need > left:
-        page = REGISTRY.policy_rules["MEMORY001"]
+        page = _policy_rule("MEMORY001")
         found.append((page, page.body(name, policy, parts, env.device.memory, tensor_bytes(p))))
     return [Reason(page, finding) for page, finding in found if finding is not None]
+
+
+@lru_cache(maxsize=8)
+def _policy_rule(code: str) -> PolicyRule:
+    return REGISTRY.policy_rules[code]
 
 
 @lru_cache(maxsize=256)

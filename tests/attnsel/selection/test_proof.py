@@ -31,13 +31,11 @@ def triton_is() -> Iterator[Callable[..., None]]:
 
     def put(*proven: str | Proven) -> None:
         CANDIDATES["triton"] = record(*proven)
-        rank.at_best.cache_clear()
-        _select.cache_clear()
+        forget()
 
     yield put
     CANDIDATES["triton"] = was
-    rank.at_best.cache_clear()
-    _select.cache_clear()
+    forget()
 
 
 def test_a_whole_target_is_proven_with_all_features_and_needs_no_look_at_the_question() -> None:
