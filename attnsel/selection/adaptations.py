@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from attnsel.params import ITEMSIZE, AttentionParams, DType, TensorSpec
 from attnsel.params.layout import LAYOUTS
-from attnsel.verdicts.reasons import Adaptation, Reason
+from attnsel.verdicts.reasons import Adaptation, Reason, Unknown
 from attnsel.verdicts.requirements import Multiple
 
 Target = tuple[tuple[str, Any], ...]  # fields and the values they are brought to
@@ -493,7 +493,7 @@ def _search(
     """Meet one objection after the other. ``chosen`` is always applied to the question as it was asked, in
     the order of ``ADAPTERS``; a target may grow while others come in."""
     p, applied = (chosen and _apply(names, asked, chosen, memo)) or (asked, ())
-    refused = {reason.field for reason in reasons if not reason.unknown}
+    refused = _refused(reasons)
     if not refused <= within_reach(names):
         return (), reasons  # something stays refused whatever is adapted
     answered: dict[str, Reason] = {}
@@ -521,8 +521,13 @@ def _search(
         chosen, (p, applied) = trial, changed
         answered |= {reason.code: reason for reason in reasons if not reason.unknown}
         reasons = ask(p)
-        refused = {reason.field for reason in reasons if not reason.unknown}
+        refused = _refused(reasons)
     return _with_reasons(applied, tuple(answered.values())), reasons
+
+
+def _refused(reasons: list[Reason]) -> set[str]:
+    """The fields that are objected to."""
+    return {reason.finding.field for reason in reasons if not isinstance(reason.finding, Unknown)}
 
 
 def _with_reasons(applied: tuple[Adaptation, ...], answered: tuple[Reason, ...]) -> tuple[Adaptation, ...]:

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from added_rule import forget
 from attnsel import AttentionParams, Environment, select
 from attnsel.backends.registry import CANDIDATES
-from attnsel.decision import _select
 from attnsel.rules.takes import unproven, unproven_parts
-from attnsel.selection import inquiry as rank
 from attnsel.verdicts.record import CandidateRecord, Proven
 from tables import each
 
