@@ -19,16 +19,7 @@ from attnsel.environment.releases import FRONTENDS, default_build, fitting_build
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, Rule
-from attnsel.selection.evaluate import (
-    FoldedRules,
-    Waivers,
-    findings,
-    like,
-    names_of,
-    shared_of,
-    split,
-    waived_codes,
-)
+from attnsel.selection.evaluate import FoldedRules, Kind, Waivers, kind_of, names_of, split, waived_codes
 from attnsel.verdicts.reasons import Candidate, Page, Unknown, Violation
 
 _COMPANIONS = ("torch", "cuda", "cudnn", "triton")
@@ -136,24 +127,28 @@ def resolve_assumed(p: AttentionParams, env: Environment, waivers: Waivers) -> E
 
     They are left as they are where no rule that speaks up reads them.
     """
-    shared = shared_of(p)
+    kind = kind_of(p, env, waivers)
     for component in ("torch", "cudnn_frontend"):
-        voices = _voices(shared, env, component, waivers)
+        voices: tuple[_Voice, ...] | None = kind.voices.get(component)
+        if voices is None:
+            voices = kind.voices[component] = _voices(kind, component)
         if voices:
-            env = _agreed(p, env, component, waivers, voices)
+            agreed = _agreed(p, kind, component, voices)
+            if agreed is not kind.env:
+                env, kind = agreed, kind_of(p, agreed, waivers)
     return env
 
 
-def _agreed(
-    p: AttentionParams, env: Environment, component: str, waivers: Waivers, voices: tuple[_Voice, ...]
-) -> Environment:
+def _agreed(p: AttentionParams, kind: Kind, component: str, voices: tuple[_Voice, ...]) -> Environment:
+    """That of the voices which most of them agree with."""
+    env = kind.env
     every = [voice.heard(p) for voice in voices]
     if every.count(every[0]) == len(every):
         return env
     heard = {voice.env: those for voice, those in zip(voices, every, strict=True)}
     said = heard[env]
     if not any(_reads(code, component, env) for _, code in said):
-        found = findings(p, env, waivers).values()
+        found = kind.rules().findings(p, env).values()
         spoken = {reason.code for reasons in found for reason in reasons if not reason.unknown}
         if not any(_reads(code, component, env) for code in spoken):
             return env
@@ -168,17 +163,14 @@ def _agreed(
     return env
 
 
-@lru_cache(maxsize=2048)
-def _voices(
-    shared: tuple[Any, ...], env: Environment, component: str, waivers: Waivers
-) -> tuple[_Voice, ...]:
+def _voices(kind: Kind, component: str) -> tuple[_Voice, ...]:
     """Those of the likely environments that speak for all; none where they say the same of every question
     of this kind."""
+    env, q = kind.env, kind.like
     groups = _alike(env, component)
     if len(groups) < 2:
         return ()
-    q = like(shared)
-    waived = waived_codes(waivers)
+    waived = waived_codes(kind.waivers)
     rules = [rule for rule in _contested(env, component) if rule.code not in waived and rule.concerns(q)]
     voices = []
     for alike in groups:

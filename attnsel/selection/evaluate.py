@@ -340,18 +340,12 @@ def _rules(among: tuple[str, ...]) -> tuple[Rule, ...]:
 _FIELDS = tuple(AttentionParams.model_fields)
 VARYING = frozenset({"batch_size", "max_seqlen_q", "max_seqlen_kv", "tensors"})
 _SHARED = tuple(name for name in _FIELDS if name not in VARYING)
-_pick = itemgetter(*map(_FIELDS.index, _SHARED))
-
-
-def shared_of(p: AttentionParams) -> tuple[Any, ...]:
-    """What every question of ``p``'s kind has: values of all other fields."""
-    shared: tuple[Any, ...] = _pick(p._key)
-    return shared
+_shared = itemgetter(*map(_FIELDS.index, _SHARED))
 
 
 def kind_of(p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED) -> Kind:
     """The kind of ``p``, with what is known of it there."""
-    return _kind(shared_of(p), env, waivers)
+    return _kind(_shared(p._key), env, waivers)
 
 
 @lru_cache(maxsize=1024)
@@ -359,29 +353,28 @@ def _kind(shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> Kind:
     return Kind(shared, env, waivers)
 
 
-def like(shared: tuple[Any, ...]) -> AttentionParams:
-    """A question of that kind: whatever is worked out from it holds for all of them."""
-    return _ANY.rewritten(**dict(zip(_SHARED, shared, strict=True)))
-
-
 class Kind:
     """What rules say of the questions of one kind in one environment, by the candidates that are asked about.
 
     The first question is asked as it is, for most kinds are met once; the second one splits the rules.
-    ``like``: one of the kind. ``reach`` and ``standing``: what else was worked out of it, by candidate.
+    ``like``: one of the kind. ``reach`` and ``standing``: what else was worked out of it, by candidate;
+    ``voices``: by component that was assumed.
     """
 
-    __slots__ = ("_rules", "env", "like", "reach", "standing", "waivers")
+    __slots__ = ("_rules", "env", "like", "reach", "standing", "voices", "waivers")
 
     def __init__(self, shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> None:
-        self.like, self.env, self.waivers = like(shared), env, waivers
+        self.like = _ANY.rewritten(**dict(zip(_SHARED, shared, strict=True)))
+        self.env, self.waivers = env, waivers
         self.reach: dict[str, frozenset[str]] = {}
         self.standing: dict[str, tuple[str | None, bool, bool | None]] = {}
+        self.voices: dict[str, Any] = {}
         self._rules: dict[Any, KindRules] = {}
 
     def rules(self, among: tuple[str, ...] = (), changed: frozenset[str] = frozenset()) -> KindRules:
         """Those about some candidates, or all; of them, those that read a field which ``changed``."""
-        known = self._rules.get((among, changed))
+        key = (among, changed) if changed else among
+        known = self._rules.get(key)
         if known is None or not known.split:
             q, env = self.like, self.env
             rules = fold(
@@ -394,7 +387,7 @@ class Kind:
             against: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
             _add(against, said)
             known = KindRules(against, left, _places(rules.rules), known is not None)
-            self._rules[among, changed] = known
+            self._rules[key] = known
         return known
 
 
@@ -420,8 +413,9 @@ class KindRules(NamedTuple):
         """The reasons against the one candidate; None as soon as one is about something that cannot be
         changed."""
         said = self.against[name]
-        if any(_stops(reason.finding, reach) for reason in said):
-            return None
+        for reason in said:
+            if _stops(reason.finding, reach):
+                return None
         found = self.left.findings(p, env, reach)
         if not found:
             return None if found is None else [*said]
