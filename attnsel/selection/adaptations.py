@@ -500,10 +500,10 @@ def _search(
     for _ in range(_MOST_ROUNDS):
         if not refused:
             break
-        for name, fields, aim, *_ in _adapters(names):
-            if fields.isdisjoint(refused):
+        for change in _adapters(names):
+            if change.fields.isdisjoint(refused):
                 continue
-            target = aim(p, reasons)
+            name, target = change.name, change.aim(p, reasons)
             if target is None:
                 continue
             before = chosen.get(name)
@@ -534,8 +534,8 @@ def _with_reasons(applied: tuple[Adaptation, ...], answered: tuple[Reason, ...])
     """The adaptations, each with the reasons against fields that it can do something about."""
     if not answered:
         return applied
-    return tuple(
-        made._replace(avoids=tuple([r for r in answered if r.field in ADAPTERS[made.name].fields]))
+    return tuple(  # avoids is last
+        Adaptation(*made[:-1], tuple([r for r in answered if r.field in ADAPTERS[made.name].fields]))
         for made in applied
     )
 

@@ -512,20 +512,14 @@ def always_refuses(field: str, p: AttentionParams, rules: FoldedRules, env: Envi
 
 
 def over_memory(
-    name: str,
-    p: AttentionParams,
-    env: Environment,
-    policy: Policy,
-    adaptations: tuple[Adaptation, ...],
-    left: int | None,
+    name: str, p: AttentionParams, env: Environment, policy: Policy, adaptations: tuple[Adaptation, ...]
 ) -> list[Reason]:
     """The reasons against a candidate whose call takes more memory than the policy allows, or than there
-    is. ``left``: the ``room`` of the call."""
-    if left is None and policy.memory_limit is None:
-        return []
+    is."""
     parts = memory_parts(name, p, env, adaptations)
     if not parts:
         return []
+    left = room(p, env)
     need = sum([amount for _, amount in parts])
     found: list[tuple[Page, Violation | None]] = []
     if policy.memory_limit is not None and need > policy.memory_limit:

@@ -26,7 +26,6 @@ from attnsel.selection.evaluate import (
     over_memory,
     policy_reasons,
     reevaluate,
-    room,
 )
 from attnsel.selection.f_sdpa import BY_F_SDPA, OLDEST, f_sdpa_order
 from attnsel.selection.steps import steps_against
@@ -83,14 +82,15 @@ def preference_input(
 
 def rank_key(candidate: Candidate, p: AttentionParams, of: PreferenceInput) -> RankKey:
     """What preferences may read of a candidate."""
-    # Seldom are there any, and whether a question has padding costs more to ask than all the rest.
-    copies_padding = any(made.name in _PADDING for made in candidate.adaptations) and (
-        p.padding or p.qkv_format == "thd"
-    )
+    adapted, copies_padding, work = candidate.adaptations, False, 0
+    if adapted:  # seldom are there any, and these cost more to ask than all the rest
+        work = overhead(adapted, p)
+        copies = any(made.name in _PADDING for made in adapted)
+        copies_padding = copies and (p.padding or p.qkv_format == "thd")
     return RankKey(
         candidate.name,
         candidate.verdict,
-        overhead(candidate.adaptations, p) if candidate.adaptations else 0,
+        work,
         candidate.unproven and CANDIDATES[candidate.name].unproven_last,
         of.large_scores,
         candidate.executed_off_gpu,
@@ -187,7 +187,6 @@ class Inquiry:
         "_kind",
         "_may_adapt",
         "_reasons",
-        "_room",
         "_steps",
         "_unwanted",
         "_waivers",
@@ -203,7 +202,6 @@ class Inquiry:
         """``steps`` False leaves out what ranks would ask of a kernel: the whole sequence alone is judged."""
         self.p = p.derive(deterministic=True) if policy.deterministic and not p.deterministic else p
         self.env, self.policy, self.evidence = env, policy, evidence
-        self._room = room(self.p, env)
         self._unwanted = policy_reasons(policy)
         self._waivers = waivers_of(policy)
         self._kind = kind_of(self.p, env, self._waivers)
@@ -244,8 +242,7 @@ class Inquiry:
             found = self._kind.rules().findings(p, env)
             for name, record in CANDIDATES.items():
                 if name not in self._judged:
-                    again = partial(self._again, found, _changed_alike(record.adaptations))
-                    self._judged[name] = self._verdict(name, found[name], again)
+                    self._judged[name] = self._verdict(name, found, _changed_alike(record.adaptations))
         standing: list[Candidate] = []
         refused: list[Candidate] = []
         for name in CANDIDATES:
@@ -288,8 +285,7 @@ class Inquiry:
         return reach
 
     def _judge(self, name: str, reasons: list[Reason]) -> Candidate:
-        again = partial(self._again, {name: reasons}, (name,))
-        candidate = self._judged[name] = self._verdict(name, reasons, again)
+        candidate = self._judged[name] = self._verdict(name, {name: reasons}, (name,))
         return candidate
 
     def _again(
@@ -301,14 +297,17 @@ class Inquiry:
             answers = self._reasons[q, alike] = reevaluate(q, self.p, found, self.env, self._waivers, alike)
         return answers[name]
 
-    def _verdict(
-        self, name: str, reasons: list[Reason], again: Callable[[str, AttentionParams], list[Reason]]
-    ) -> Candidate:
-        """Rules, then adaptations, then policy and what running showed."""
+    def _verdict(self, name: str, found: dict[str, list[Reason]], alike: tuple[str, ...]) -> Candidate:
+        """Rules, then adaptations, then policy and what running showed.
+
+        ``found``: what rules say of the question as it stands, by candidate. ``alike``: see ``_again``.
+        """
         p, env, policy, record = self.p, self.env, self.policy, CANDIDATES[name]
+        reasons = found[name]
         adaptations: tuple[Adaptation, ...] = ()
         if self._may_adapt and record.adaptations and (reasons or p.tensors.mask_hides_nothing):
-            applied, left = adapt_to(record.adaptations, p, reasons, partial(again, name), self._changed)
+            again = partial(self._again, found, alike, name)
+            applied, left = adapt_to(record.adaptations, p, reasons, again, self._changed)
             if all(reason.unknown for reason in left):
                 adaptations, reasons = applied, left
             elif applied:  # what stands in the way even after every change is a reason too
@@ -320,7 +319,7 @@ class Inquiry:
         unwanted = self._unwanted[name]
         if unwanted:
             reasons = [*reasons, *unwanted]
-        too_much = over_memory(name, p, env, policy, adaptations, self._room)
+        too_much = over_memory(name, p, env, policy, adaptations)
         if too_much:
             reasons = [*reasons, *too_much]
         if self.evidence.refusals:
