@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from attnsel.params import ITEMSIZE, AttentionParams, DType, TensorSpec
 from attnsel.params.layout import LAYOUTS
-from attnsel.verdicts.reasons import Adaptation, Reason
+from attnsel.verdicts.reasons import Adaptation, Reason, Unknown
 from attnsel.verdicts.requirements import Multiple
 
 Target = tuple[tuple[str, Any], ...]  # fields and the values they are brought to
@@ -493,17 +493,17 @@ def _search(
     """Meet one objection after the other. ``chosen`` is always applied to the question as it was asked, in
     the order of ``ADAPTERS``; a target may grow while others come in."""
     p, applied = (chosen and _apply(names, asked, chosen, memo)) or (asked, ())
-    refused = {reason.field for reason in reasons if not reason.unknown}
+    refused = _refused(reasons)
     if not refused <= within_reach(names):
         return (), reasons  # something stays refused whatever is adapted
     answered: dict[str, Reason] = {}
     for _ in range(_MOST_ROUNDS):
         if not refused:
             break
-        for name, fields, aim, *_ in _adapters(names):
-            if fields.isdisjoint(refused):
+        for change in _adapters(names):
+            if change.fields.isdisjoint(refused):
                 continue
-            target = aim(p, reasons)
+            name, target = change.name, change.aim(p, reasons)
             if target is None:
                 continue
             before = chosen.get(name)
@@ -521,16 +521,21 @@ def _search(
         chosen, (p, applied) = trial, changed
         answered |= {reason.code: reason for reason in reasons if not reason.unknown}
         reasons = ask(p)
-        refused = {reason.field for reason in reasons if not reason.unknown}
+        refused = _refused(reasons)
     return _with_reasons(applied, tuple(answered.values())), reasons
+
+
+def _refused(reasons: list[Reason]) -> set[str]:
+    """The fields that are objected to."""
+    return {reason.finding.field for reason in reasons if not isinstance(reason.finding, Unknown)}
 
 
 def _with_reasons(applied: tuple[Adaptation, ...], answered: tuple[Reason, ...]) -> tuple[Adaptation, ...]:
     """The adaptations, each with the reasons against fields that it can do something about."""
     if not answered:
         return applied
-    return tuple(
-        made._replace(avoids=tuple([r for r in answered if r.field in ADAPTERS[made.name].fields]))
+    return tuple(  # avoids is last
+        Adaptation(*made[:-1], tuple([r for r in answered if r.field in ADAPTERS[made.name].fields]))
         for made in applied
     )
 

@@ -7,7 +7,7 @@ most of the others share is taken; where some would change a verdict, the report
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,12 +16,14 @@ from attnsel.environment import Environment
 from attnsel.environment.releases import FRONTENDS, default_build, fitting_build, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.rules import REGISTRY
-from attnsel.selection.evaluate import Waivers, findings
-from attnsel.verdicts.reasons import Candidate
+from attnsel.rules import REGISTRY, Rule
+from attnsel.selection.evaluate import FoldedRules, Kind, Waivers, kind_of, split, waived_codes
+from attnsel.selection.rule_index import names_read
+from attnsel.verdicts.reasons import Candidate, Page, Unknown, Violation
 
 _COMPANIONS = ("torch", "cuda", "cudnn", "triton")
 """What one wheel of PyTorch decides together."""
+_MOVING = frozenset({*_COMPANIONS, "cudnn_frontend"})
 
 
 class Assumption(NamedTuple):
@@ -90,52 +92,152 @@ def _neighbours(torch: Version | None) -> tuple[Version, ...]:
     return tuple(Version(*minor, 99) for minor in near if minor != torch[:2])
 
 
+# ---- The vote: what most of the likely environments say ------------------------------------------------
+# Only a rule that they do not open alike, or whose body reads a version that moves, can say one thing in one
+# of them and another elsewhere. There are few of those, and of each kind of question fewer.
+
+
+class _Voice(NamedTuple):
+    """One of the environments, how many others are as good as it, and what contested rules say there: of
+    every question of a kind, and those that are to be asked about each."""
+
+    env: Environment
+    weight: int
+    said: frozenset[tuple[str, str]]
+    left: FoldedRules
+
+    def heard(self, p: AttentionParams) -> frozenset[tuple[str, str]]:
+        """Every refusal that is contested: candidate and code."""
+        found = self.left.findings(p, self.env)
+        return self.said | _refusals(found) if found else self.said
+
+
+def _refusals(found: Iterable[tuple[Page, Violation | Unknown]]) -> frozenset[tuple[str, str]]:
+    return frozenset(
+        (name, rule.code)
+        for rule, finding in found
+        if not isinstance(finding, Unknown)
+        for name in rule.candidates  # type: ignore[attr-defined]
+    )
+
+
 def resolve_assumed(p: AttentionParams, env: Environment, waivers: Waivers) -> Environment:
     """``env`` with those of its assumed values that most others agree with, about this question.
 
     They are left as they are where no rule that speaks up reads them.
     """
+    kind = kind_of(p, env, waivers)
     for component in ("torch", "cudnn_frontend"):
-        likely = alternatives(env, component)
-        if len(likely) < 2:
-            continue
-        said = _said(p, env, waivers)
-        if not any(_reads(code, component, env) for _, code in said):
-            continue
-        heard: dict[Environment, frozenset[tuple[str, str]]] = {}
-        votes: Counter[tuple[str, str]] = Counter()
-        for alike in _alike(env, component):
-            heard[alike[0]] = there = said if env in alike else _said(p, alike[0], waivers)
-            votes.update({one: len(alike) for one in there})
-        refused = {one for one, count in votes.items() if 2 * count > len(likely)}
-        agreed = min(len(those ^ refused) for those in heard.values())
-        if len(said ^ refused) > agreed:
-            env = next(other for other, those in heard.items() if len(those ^ refused) == agreed)
+        voices: tuple[_Voice, ...] | None = kind.voices.get(component)
+        if voices is None:
+            voices = kind.voices[component] = _voices(kind, component)
+        if voices:
+            agreed = _agreed(p, kind, component, voices)
+            if agreed is not kind.env:
+                env, kind = agreed, kind_of(p, agreed, waivers)
     return env
+
+
+def _agreed(p: AttentionParams, kind: Kind, component: str, voices: tuple[_Voice, ...]) -> Environment:
+    """That of the voices which most of them agree with."""
+    env = kind.env
+    every = [voice.heard(p) for voice in voices]
+    if every.count(every[0]) == len(every):
+        return env
+    heard = {voice.env: those for voice, those in zip(voices, every, strict=True)}
+    said = heard[env]
+    if not any(_reads(code, component, env) for _, code in said):
+        found = kind.rules().findings(p, env).values()
+        spoken = {reason.code for reasons in found for reason in reasons if not reason.unknown}
+        if not any(_reads(code, component, env) for code in spoken):
+            return env
+    votes: Counter[tuple[str, str]] = Counter()
+    for voice in voices:
+        votes.update(dict.fromkeys(heard[voice.env], voice.weight))
+    most = sum(voice.weight for voice in voices)
+    refused = {one for one, count in votes.items() if 2 * count > most}
+    agreed = min(len(those ^ refused) for those in heard.values())
+    if len(said ^ refused) > agreed:
+        env = next(other for other, those in heard.items() if len(those ^ refused) == agreed)
+    return env
+
+
+def _voices(kind: Kind, component: str) -> tuple[_Voice, ...]:
+    """Those of the likely environments that speak for all; none where they say the same of every question
+    of this kind."""
+    env, q = kind.env, kind.like
+    groups = _alike(env, component)
+    if len(groups) < 2:
+        return ()
+    waived = waived_codes(kind.waivers)
+    rules = [rule for rule in _contested(env, component) if rule.code not in waived and rule.concerns(q)]
+    voices = []
+    for alike in groups:
+        there = env if env in alike else alike[0]
+        said, left = split(tuple([rule for rule in rules if rule.applies(there)]), q, there)
+        voices.append(_Voice(there, len(alike), _refusals(said), left))
+    if not any(voice.left.rules for voice in voices) and len({voice.said for voice in voices}) == 1:
+        return ()
+    return tuple(voices)
+
+
+@lru_cache(maxsize=512)
+def _contested(env: Environment, component: str) -> tuple[Rule, ...]:
+    """The rules that can say something else in another of the likely environments."""
+    moved = frozenset(_moved(component, env))
+    there = [env if env in alike else alike[0] for alike in _alike(env, component)]
+    return tuple(
+        [
+            rule
+            for rule, gates, names in _versions_read()
+            if (not moved.isdisjoint(gates) and len({rule.applies(other) for other in there}) > 1)
+            or (not moved.isdisjoint(names) and any(rule.applies(other) for other in there))
+        ]
+    )
+
+
+@lru_cache(maxsize=1)
+def _versions_read() -> tuple[tuple[Rule, frozenset[str], frozenset[str]], ...]:
+    """Rules that depend on what may move: the components that gates read, and those that a body reads."""
+    found = []
+    for rule in REGISTRY.rules.values():
+        gates, names = frozenset(field for field, _ in rule.gates), names_read(rule.body)
+        if not _MOVING.isdisjoint(gates | names):
+            found.append((rule, gates, names))
+    return tuple(found)
 
 
 @lru_cache(maxsize=512)
 def _alike(env: Environment, component: str) -> tuple[tuple[Environment, ...], ...]:
     """The alternatives by what rules make of their versions, the newest first: one answers for all of a
     group."""
+    likely = alternatives(env, component)
+    if len(likely) < 2:
+        return ()
     groups: dict[tuple[Any, ...], list[Environment]] = {}
-    moved = _moved(component, env)
-    rules = [rule for rule in REGISTRY.rules.values() if any(True for n in moved for _ in rule.edges(n))]
-    for other in reversed(alternatives(env, component)):
-        above = [getattr(other, n) >= edge for rule in rules for n in moved for edge in rule.edges(n)]
-        opened = tuple(above) if component == "torch" else tuple(rule.applies(other) for rule in rules)
+    if component == "torch":
+        # Edges that lie between none of them tell no two apart.
+        between = [
+            (name, edge)
+            for name in _moved(component, env)
+            for edge in every_edge(name)
+            if len({getattr(other, name) >= edge for other in likely}) > 1
+        ]
+    else:
+        rules = [rule for rule in REGISTRY.rules.values() if any(True for _ in rule.edges(component))]
+    for other in reversed(likely):
+        if component == "torch":
+            opened = tuple([getattr(other, name) >= edge for name, edge in between])
+        else:
+            opened = tuple([rule.applies(other) for rule in rules])
         groups.setdefault(opened, []).append(other)
     return tuple(map(tuple, groups.values()))
 
 
-def _said(p: AttentionParams, env: Environment, waivers: Waivers) -> frozenset[tuple[str, str]]:
-    """Every refusal: candidate and code."""
-    return frozenset(
-        (name, reason.code)
-        for name, reasons in findings(p, env, waivers).items()
-        for reason in reasons
-        if not reason.unknown
-    )
+@lru_cache(maxsize=8)
+def every_edge(component: str) -> tuple[Version, ...]:
+    """Versions of a component at which some rule changes its mind."""
+    return tuple({edge for rule in REGISTRY.rules.values() for edge in rule.edges(component)})
 
 
 @lru_cache(maxsize=4096)

@@ -8,9 +8,10 @@ asked by itself, and its body run, only where that fails.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import prod
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
@@ -19,9 +20,9 @@ from attnsel.errors import InvalidInput, caller
 from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_families
-from attnsel.rules.api import INTERPRETED, Rule
+from attnsel.rules.api import INTERPRETED, PolicyRule, Rule
 from attnsel.selection.adaptations import ADAPTERS, bias_shape
-from attnsel.selection.rule_index import Bits, RuleIndex, fields_of, gate_of, rule_index
+from attnsel.selection.rule_index import fields_of, gate_of, rule_index
 from attnsel.verdicts.reasons import Adaptation, Page, Reason, Violation
 from attnsel.verdicts.requirements import Requirement, holds_together
 
@@ -43,9 +44,11 @@ def memory_parts(
 ) -> tuple[Memory, ...]:
     """What candidate ``name`` allocates for ``p``, the candidate's own first; empty when nothing counts."""
     own = CANDIDATES[name].memory
+    if own is None and not adaptations:
+        return ()
     parts = [] if own is None else [own(p, env)]
     parts += [(ADAPTERS[made.name].makes, made.bytes) for made in adaptations]
-    return tuple(part for part in parts if part[1])
+    return tuple([part for part in parts if part[1]])
 
 
 def tensor_bytes(p: AttentionParams) -> int:
@@ -162,12 +165,12 @@ def fold(
     """
     index = rule_index()
     kept = index.applying(env) & index.concerned(fp8, over_ranks, training)
-    kept &= ~index.coded(_waived_codes(waivers))
+    kept &= ~index.coded(waived_codes(waivers))
     if among:
         kept &= index.about(among)
     if changed:
         kept = index.reading(changed, kept)
-    folded, unread = _grouped(index, kept)
+    folded, unread = _grouped(index.rules_of(kept))
     said = [(place, _of_environment(rule, env)) for place, rule in unread]
     return folded._replace(said=tuple([one for one in said if one[1] is not None]))
 
@@ -179,10 +182,9 @@ def _of_environment(rule: Rule, env: Environment) -> Any:
 
 
 @lru_cache(maxsize=2048)
-def _grouped(index: RuleIndex, kept: Bits) -> tuple[FoldedRules, list[tuple[int, Rule]]]:
+def _grouped(rules: tuple[Rule, ...]) -> tuple[FoldedRules, list[tuple[int, Rule]]]:
     """What is the same in all environments in which just these rules apply; and those of them that read
     nothing of a question, with their places."""
-    rules = tuple([rule for _, rule in index.placed(kept)])
     by_read: dict[Any, tuple[Callable[[Any], Any], list[Requirement], list[Any]]] = {}
     unread: list[tuple[int, Rule]] = []
     bodies: list[Any] = []
@@ -215,7 +217,7 @@ def _tests_of(rule: Rule) -> list[tuple[Any, Requirement, Callable[[Any], Any], 
 
 
 @lru_cache(maxsize=64)
-def _waived_codes(waivers: Waivers) -> frozenset[str]:
+def waived_codes(waivers: Waivers) -> frozenset[str]:
     """Raises InvalidInput for a code that never was a known bug's."""
     bugs = [code for code in REGISTRY.pages if code.startswith("BUG")]
     retired = {code for code, page in REGISTRY.pages.items() if page.status == "deprecated"}
@@ -250,30 +252,150 @@ def warn_of_retired(codes: tuple[str, ...]) -> None:
         warnings.warn(message, kind, stacklevel=caller().stacklevel)
 
 
+# ---- The third stage: questions that differ in their lengths, their batch and their tensors alone ------
+# Such questions are of one kind. A rule that reads nothing else than what they share says the same of all of
+# them, and one whose requirements are all met by what they share is silent about each.
+
+
 _FIELDS = tuple(AttentionParams.model_fields)
+VARYING = frozenset({"batch_size", "max_seqlen_q", "max_seqlen_kv", "tensors"})
+_SHARED = tuple(name for name in _FIELDS if name not in VARYING)
+_shared = itemgetter(*map(_FIELDS.index, _SHARED))
+
+
+def kind_of(p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED) -> Kind:
+    """The kind of ``p``, with what is known of it there."""
+    return _kind(_shared(p._key), env, waivers)
+
+
+@lru_cache(maxsize=1024)
+def _kind(shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> Kind:
+    return Kind(shared, env, waivers)
+
+
+class Kind:
+    """What rules say of the questions of one kind in one environment, by the candidates that are asked about.
+
+    The first question is asked as it is, for most kinds are met once; the second one splits the rules.
+    ``like``: one of the kind. ``reach`` and ``standing``: what else was worked out of it, by candidate;
+    ``voices``: by component that was assumed.
+    """
+
+    __slots__ = ("_rules", "env", "like", "reach", "standing", "voices", "waivers")
+
+    def __init__(self, shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> None:
+        self.like = _ANY.rewritten(**dict(zip(_SHARED, shared, strict=True)))
+        self.env, self.waivers = env, waivers
+        self.reach: dict[str, frozenset[str]] = {}
+        self.standing: dict[str, tuple[str | None, bool, bool | None]] = {}
+        self.voices: dict[str, Any] = {}
+        self._rules: dict[Any, KindRules] = {}
+
+    def rules(self, among: tuple[str, ...] = (), changed: frozenset[str] = frozenset()) -> KindRules:
+        """Those about some candidates, or all; of them, those that read a field which ``changed``."""
+        key = (among, changed) if changed else among
+        known = self._rules.get(key)
+        if known is None or not known.split:
+            q, env = self.like, self.env
+            rules = fold(
+                env, q.fp8_attention, q.context_parallel, q.is_training, self.waivers, among, changed
+            )
+            said: list[tuple[Rule, Any]] = []
+            left = rules
+            if known is not None:
+                said, left = split(rules.rules, q, env)
+            against: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
+            _add(against, said)
+            known = KindRules(against, left, _places(rules.rules), known is not None)
+            self._rules[key] = known
+        return known
+
+
+class KindRules(NamedTuple):
+    """``against``: by candidate, what rules say of every question of the kind. ``left``: the rules that are
+    to be asked about each. ``places``: all of them in their order. ``split``: whether there are two parts."""
+
+    against: dict[str, list[Reason]]
+    left: FoldedRules
+    places: dict[Page, int]
+    split: bool
+
+    def findings(self, p: AttentionParams, env: Environment) -> dict[str, list[Reason]]:
+        """Every reason against every candidate, in the order of the rules."""
+        found = {name: [*reasons] for name, reasons in self.against.items()}
+        for name in _add(found, self.left.findings(p, env) or ()):
+            self._in_order(name, found[name])
+        return found
+
+    def within(
+        self, name: str, p: AttentionParams, env: Environment, reach: frozenset[str]
+    ) -> list[Reason] | None:
+        """The reasons against the one candidate; None as soon as one is about something that cannot be
+        changed."""
+        said = self.against[name]
+        for reason in said:
+            if _stops(reason.finding, reach):
+                return None
+        found = self.left.findings(p, env, reach)
+        if not found:
+            return None if found is None else [*said]
+        reasons = [*said, *(Reason(rule, finding) for rule, finding in found)]
+        self._in_order(name, reasons)
+        return reasons
+
+    def _in_order(self, name: str, reasons: list[Reason]) -> None:
+        if self.against[name]:
+            places = self.places
+            reasons.sort(key=lambda reason: places[reason.rule])
+
+
+def _add(found: dict[str, list[Reason]], said: Iterable[tuple[Rule, Any]]) -> set[str]:
+    """Each finding to the candidates it is about, which are returned."""
+    about: set[str] = set()
+    for rule, finding in said:
+        reason = Reason(rule, finding)
+        for name in rule.candidates:
+            if name in found:
+                found[name].append(reason)
+                about.add(name)
+    return about
+
+
+@lru_cache(maxsize=2048)
+def _places(rules: tuple[Rule, ...]) -> dict[Page, int]:
+    return {rule: place for place, rule in enumerate(rules)}
+
+
+def split(
+    rules: tuple[Rule, ...], q: AttentionParams, env: Environment
+) -> tuple[list[tuple[Rule, Any]], FoldedRules]:
+    """What rules, open in ``env``, say of every question of ``q``'s kind, and those left to be asked."""
+    said: list[tuple[Rule, Any]] = []
+    left: list[Rule] = []
+    for rule in rules:
+        if VARYING.isdisjoint(fields_of(rule)):
+            finding = rule.find(q, env)
+            if finding is not None:
+                said.append((rule, finding))
+        elif _may_speak(rule, q, env):
+            left.append(rule)
+    return said, _grouped(tuple(left))[0]
+
+
+def _may_speak(rule: Rule, q: AttentionParams, env: Environment) -> bool:
+    """Whether some question of ``q``'s kind may break one of its requirements."""
+    for bound in rule.limits:
+        read = {*bound.fields, getattr(bound.requirement, "field", None)}
+        if not VARYING.isdisjoint(read) or bound.broken(q, env) is not None:
+            return True
+    return not rule.limits
 
 
 def findings(
     p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED, among: tuple[str, ...] = ()
 ) -> dict[str, list[Reason]]:
     """Every reason against every candidate, as the question stands; or against some of them."""
-    found: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
-    rules = fold(env, p.fp8_attention, p.context_parallel, p.is_training, waivers, among)
-    for rule, finding in rules.findings(p, env) or ():
-        reason = Reason(rule, finding)
-        for name in rule.candidates:
-            if name in found:
-                found[name].append(reason)
-    return found
-
-
-def reasons_within(
-    name: str, p: AttentionParams, env: Environment, waivers: Waivers, reach: frozenset[str]
-) -> list[Reason] | None:
-    """The reasons against one candidate; None as soon as one is about something that cannot be changed."""
-    rules = fold(env, p.fp8_attention, p.context_parallel, p.is_training, waivers, (name,))
-    found = rules.findings(p, env, reach)
-    return None if found is None else [Reason(rule, finding) for rule, finding in found]
+    return kind_of(p, env, waivers).rules(among).findings(p, env)
 
 
 def reevaluate(
@@ -292,12 +414,8 @@ def reevaluate(
     for name in among:
         reasons = found[name]
         again[name] = [r for r in reasons if changed.isdisjoint(fields_of(r.rule))] if reasons else []
-    rules = fold(env, p.fp8_attention, p.context_parallel, p.is_training, waivers, among, changed)
-    for rule, finding in rules.findings(p, env) or ():
-        reason = Reason(rule, finding)
-        for name in rule.candidates:
-            if name in again:
-                again[name].append(reason)
+    for name, more in kind_of(p, env, waivers).rules(among, changed).findings(p, env).items():
+        again[name] += more
     return again
 
 
@@ -312,19 +430,24 @@ def over_memory(
 ) -> list[Reason]:
     """The reasons against a candidate whose call takes more memory than the policy allows, or than there
     is."""
-    left = room(p, env)
-    if left is None and policy.memory_limit is None:
-        return []
     parts = memory_parts(name, p, env, adaptations)
-    need = sum(amount for _, amount in parts)
+    if not parts:
+        return []
+    left = room(p, env)
+    need = sum([amount for _, amount in parts])
     found: list[tuple[Page, Violation | None]] = []
     if policy.memory_limit is not None and need > policy.memory_limit:
-        page = REGISTRY.policy_rules["POLICY004"]
+        page = _policy_rule("POLICY004")
         found.append((page, page.body(name, policy, parts)))
     if left is not None and need > left:
-        page = REGISTRY.policy_rules["MEMORY001"]
+        page = _policy_rule("MEMORY001")
         found.append((page, page.body(name, policy, parts, env.device.memory, tensor_bytes(p))))
     return [Reason(page, finding) for page, finding in found if finding is not None]
+
+
+@lru_cache(maxsize=8)
+def _policy_rule(code: str) -> PolicyRule:
+    return REGISTRY.policy_rules[code]
 
 
 @lru_cache(maxsize=256)

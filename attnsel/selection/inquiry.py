@@ -21,11 +21,10 @@ from attnsel.selection.adaptations import adapt_to, overhead, within_reach
 from attnsel.selection.evaluate import (
     Waivers,
     always_refuses,
-    findings,
     fold,
+    kind_of,
     over_memory,
     policy_reasons,
-    reasons_within,
     reevaluate,
 )
 from attnsel.selection.f_sdpa import BY_F_SDPA, OLDEST, f_sdpa_order
@@ -83,14 +82,15 @@ def preference_input(
 
 def rank_key(candidate: Candidate, p: AttentionParams, of: PreferenceInput) -> RankKey:
     """What preferences may read of a candidate."""
-    # Seldom are there any, and whether a question has padding costs more to ask than all the rest.
-    copies_padding = any(made.name in _PADDING for made in candidate.adaptations) and (
-        p.padding or p.qkv_format == "thd"
-    )
+    adapted, copies_padding, work = candidate.adaptations, False, 0
+    if adapted:  # seldom are there any, and these cost more to ask than all the rest
+        work = overhead(adapted, p)
+        copies = any(made.name in _PADDING for made in adapted)
+        copies_padding = copies and (p.padding or p.qkv_format == "thd")
     return RankKey(
         candidate.name,
         candidate.verdict,
-        overhead(candidate.adaptations, p) if candidate.adaptations else 0,
+        work,
         candidate.unproven and CANDIDATES[candidate.name].unproven_last,
         of.large_scores,
         candidate.executed_off_gpu,
@@ -184,9 +184,11 @@ class Inquiry:
     __slots__ = (
         "_changed",
         "_judged",
+        "_kind",
         "_may_adapt",
         "_reasons",
         "_steps",
+        "_unwanted",
         "_waivers",
         "env",
         "evidence",
@@ -200,7 +202,9 @@ class Inquiry:
         """``steps`` False leaves out what ranks would ask of a kernel: the whole sequence alone is judged."""
         self.p = p.derive(deterministic=True) if policy.deterministic and not p.deterministic else p
         self.env, self.policy, self.evidence = env, policy, evidence
+        self._unwanted = policy_reasons(policy)
         self._waivers = waivers_of(policy)
+        self._kind = kind_of(self.p, env, self._waivers)
         self._steps = steps and p.context_parallel
         # A rank hands its tensors on as they are.
         self._may_adapt = policy.adapt == "auto" and not p.context_parallel
@@ -212,7 +216,7 @@ class Inquiry:
         """The first candidate that stands; on a detected machine, the first that attnsel can run there."""
         p, env, policy = self.p, self.env, self.policy
         of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env))
-        unwanted = policy_reasons(policy)
+        unwanted = self._unwanted
         best: Candidate | None = None
         best_key: tuple[int, ...] = ()
         for bound, name in at_best(env, policy, of):
@@ -235,11 +239,10 @@ class Inquiry:
         """Eligible ones best first, each with the preference that puts it there; then the rest."""
         p, env = self.p, self.env
         if len(self._judged) < len(CANDIDATES):
-            found = findings(p, env, self._waivers)
+            found = self._kind.rules().findings(p, env)
             for name, record in CANDIDATES.items():
                 if name not in self._judged:
-                    again = partial(self._again, found, _changed_alike(record.adaptations))
-                    self._judged[name] = self._verdict(name, found[name], again)
+                    self._judged[name] = self._verdict(name, found, _changed_alike(record.adaptations))
         standing: list[Candidate] = []
         refused: list[Candidate] = []
         for name in CANDIDATES:
@@ -257,7 +260,7 @@ class Inquiry:
         """One candidate's verdict."""
         candidate = self._judged.get(name)
         if candidate is None:
-            candidate = self._judge(name, findings(self.p, self.env, self._waivers, (name,))[name])
+            candidate = self._judge(name, self._kind.rules((name,)).findings(self.p, self.env)[name])
         return candidate
 
     def _judge_unless_refused(self, name: str) -> Candidate | None:
@@ -267,16 +270,22 @@ class Inquiry:
             p = self.p
             if p.tensors.mask_hides_nothing:  # what goes with the mask is not known before it is gone
                 return self.judge(name)
-            reach = frozenset[str]()
-            if self._may_adapt:
-                reach = _reach(name, self.env, p.fp8_attention, p.context_parallel, self._waivers)
-            reasons = reasons_within(name, p, self.env, self._waivers, reach)
+            reach = self._reach(name) if self._may_adapt else frozenset[str]()
+            reasons = self._kind.rules((name,)).within(name, p, self.env, reach)
             candidate = None if reasons is None else self._judge(name, reasons)
         return candidate
 
+    def _reach(self, name: str) -> frozenset[str]:
+        """Fields that adaptations of one candidate can do something about, in questions of this kind."""
+        reach = self._kind.reach.get(name)
+        if reach is None:
+            p = self.p
+            reach = _reach(name, self.env, p.fp8_attention, p.context_parallel, self._waivers)
+            self._kind.reach[name] = reach
+        return reach
+
     def _judge(self, name: str, reasons: list[Reason]) -> Candidate:
-        again = partial(self._again, {name: reasons}, (name,))
-        candidate = self._judged[name] = self._verdict(name, reasons, again)
+        candidate = self._judged[name] = self._verdict(name, {name: reasons}, (name,))
         return candidate
 
     def _again(
@@ -288,14 +297,17 @@ class Inquiry:
             answers = self._reasons[q, alike] = reevaluate(q, self.p, found, self.env, self._waivers, alike)
         return answers[name]
 
-    def _verdict(
-        self, name: str, reasons: list[Reason], again: Callable[[str, AttentionParams], list[Reason]]
-    ) -> Candidate:
-        """Rules, then adaptations, then policy and what running showed."""
+    def _verdict(self, name: str, found: dict[str, list[Reason]], alike: tuple[str, ...]) -> Candidate:
+        """Rules, then adaptations, then policy and what running showed.
+
+        ``found``: what rules say of the question as it stands, by candidate. ``alike``: see ``_again``.
+        """
         p, env, policy, record = self.p, self.env, self.policy, CANDIDATES[name]
+        reasons = found[name]
         adaptations: tuple[Adaptation, ...] = ()
         if self._may_adapt and record.adaptations and (reasons or p.tensors.mask_hides_nothing):
-            applied, left = adapt_to(record.adaptations, p, reasons, partial(again, name), self._changed)
+            again = partial(self._again, found, alike, name)
+            applied, left = adapt_to(record.adaptations, p, reasons, again, self._changed)
             if all(reason.unknown for reason in left):
                 adaptations, reasons = applied, left
             elif applied:  # what stands in the way even after every change is a reason too
@@ -304,7 +316,7 @@ class Inquiry:
         if self._steps and all(reason.unknown for reason in reasons):
             refusal = steps_against(name, record.offsets, p, self.judge_step)
             reasons = reasons if refusal is None else [*reasons, *refusal.noted_reasons]
-        unwanted = policy_reasons(policy)[name]
+        unwanted = self._unwanted[name]
         if unwanted:
             reasons = [*reasons, *unwanted]
         too_much = over_memory(name, p, env, policy, adaptations)
@@ -315,9 +327,12 @@ class Inquiry:
         verdict: Verdict = "eligible"
         if reasons:
             verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
-        executed = record.executed_for(p, env.target)
-        new = unproven(record, p, env.target)
-        planned = _plan_only(record, p, env)
+        standing = self._kind.standing.get(name)
+        if standing is None:
+            standing = self._kind.standing[name] = _standing(record, self._kind.like, env)
+        planned, executed, new = standing
+        if new is None:
+            new = unproven(record, p, env.target)
         return Candidate(name, verdict, tuple(reasons), adaptations, planned, new, executed)
 
     def judge_elsewhere(self, name: str, env: Environment) -> Candidate:
@@ -357,6 +372,16 @@ def _changed_alike(adaptations: tuple[str, ...]) -> tuple[str, ...]:
 def can_run(candidate: Candidate, env: Environment) -> bool:
     """Whether it may be chosen: on a machine that is here, only what attnsel runs."""
     return candidate.executable or not env.detected
+
+
+def _standing(
+    record: CandidateRecord, p: AttentionParams, env: Environment
+) -> tuple[str | None, bool, bool | None]:
+    """Of every question of ``p``'s kind: why it can only be planned, whether it was executed off-GPU, and
+    whether it is unproven; None where that is to be asked of each."""
+    target = env.target
+    new = None if target in record.proven_in_part else unproven(record, p, target)
+    return _plan_only(record, p, env), record.executed_for(p, target), new
 
 
 def _plan_only(record: CandidateRecord, p: AttentionParams, env: Environment) -> str | None:

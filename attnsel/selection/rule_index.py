@@ -39,6 +39,7 @@ class RuleIndex:
         self.about = lru_cache(maxsize=256)(self._find_about)
         self.coded = lru_cache(maxsize=64)(self._find_coded)
         self.reading = lru_cache(maxsize=2048)(self._find_reading)
+        self.rules_of = lru_cache(maxsize=2048)(self._find_rules_of)
 
     def placed(self, chosen: Bits) -> Iterator[tuple[int, Rule]]:
         """The rules of a set in their order, each with its place."""
@@ -46,6 +47,10 @@ class RuleIndex:
             place = (chosen & -chosen).bit_length() - 1
             yield place, self.rules[place]
             chosen &= chosen - 1
+
+    def _find_rules_of(self, chosen: Bits) -> tuple[Rule, ...]:
+        """The rules of a set in their order."""
+        return tuple([rule for _, rule in self.placed(chosen)])
 
     def _find_applying(self, env: Environment) -> Bits:
         """Those that apply in an environment: ``Rule.applies``."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 
-from attnsel import AttentionParams, Environment, select
-from attnsel.selection.assumed import alternatives
+import pytest
+
+from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
+from attnsel.selection.assumed import _alike, _reads, alternatives, resolve_assumed
+from attnsel.selection.evaluate import Waivers, findings
+from attnsel.selection.inquiry import waivers_of
 from questions import questions
 
 THD = {"qkv_layout": "thd", "batch_size": 2, "num_heads": 1, "max_seqlen_q": 2208, "head_dim_qk": 192}
@@ -53,3 +57,56 @@ def test_the_answer_settles() -> None:
         for gpu in ("H100", "B200", "T4"):
             first = select(p, Environment.describe(gpu, cudnn="9.8.0"))
             assert select(p, first.environment).environment == first.environment
+
+
+def voted_over_everything(p: AttentionParams, env: Environment, waivers: Waivers) -> Environment:
+    """What most of the alternatives agree with, by everything that any rule says in each of them."""
+
+    def said(there: Environment) -> set[tuple[str, str]]:
+        found = findings(p, there, waivers).items()
+        return {(name, reason.code) for name, reasons in found for reason in reasons if not reason.unknown}
+
+    for component in ("torch", "cudnn_frontend"):
+        here = said(env)
+        if not any(_reads(code, component, env) for _, code in here):
+            continue
+        groups = {group[0]: (said(group[0]), len(group)) for group in _alike(env, component)}
+        most = sum(size for _, size in groups.values())
+        every = set().union(*(those for those, _ in groups.values()))
+        refused = {one for one in every if 2 * sum(n for those, n in groups.values() if one in those) > most}
+        fewest = min((len(those ^ refused) for those, _ in groups.values()), default=0)
+        if groups and len(here ^ refused) > fewest:
+            env = next(there for there, (those, _) in groups.items() if len(those ^ refused) == fewest)
+    return env
+
+
+STATED = {
+    "torch": ("2.6.0", "2.8.0", "2.11.0"),
+    "cudnn": ("8.9.7", "9.1.0", "9.8.0", "9.10.0", "9.13.0", "9.19.0", "9.25.0", None),
+    "cuda": ("12.6", "12.8", "13.0"),
+    "triton": ("3.3.0", "3.5.0", None),
+    "cudnn_frontend": ("1.24.0", "1.28.0", None),
+}
+
+
+@pytest.mark.parametrize(
+    ("seed", "count"), [(12, 150), *(pytest.param(seed, 2000, marks=pytest.mark.slow) for seed in (13, 14))]
+)
+def test_rules_that_say_the_same_everywhere_have_no_vote(seed: int, count: int) -> None:
+    """Whatever was stated of a machine, what is assumed of it is what a vote over every rule gives."""
+    rng = random.Random(seed)
+    moved = 0
+    for p, _, policy in questions(seed, count):
+        if rng.random() < 0.2:
+            policy = Policy(allow_known_bugs=("all",))
+        waivers = waivers_of(policy)
+        for gpu in ("H100", "A100", "B200", rng.choice(("T4", "sm120", "sm103", "cpu", "gfx942"))):
+            stated = {n: rng.choice(versions) for n, versions in STATED.items() if rng.random() < 0.25}
+            try:
+                env = Environment.describe(gpu, **stated)
+            except InvalidInput:
+                continue
+            found = resolve_assumed(p, env, waivers)
+            assert found == voted_over_everything(p, env, waivers), (p, env, policy)
+            moved += found != env
+    assert moved > count // 50

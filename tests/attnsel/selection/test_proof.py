@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from added_rule import forget
 from attnsel import AttentionParams, Environment, select
 from attnsel.backends.registry import CANDIDATES
-from attnsel.decision import _select
 from attnsel.rules.takes import unproven, unproven_parts
-from attnsel.selection import inquiry as rank
 from attnsel.verdicts.record import CandidateRecord, Proven
 from tables import each
 
@@ -31,13 +30,11 @@ def triton_is() -> Iterator[Callable[..., None]]:
 
     def put(*proven: str | Proven) -> None:
         CANDIDATES["triton"] = record(*proven)
-        rank.at_best.cache_clear()
-        _select.cache_clear()
+        forget()
 
     yield put
     CANDIDATES["triton"] = was
-    rank.at_best.cache_clear()
-    _select.cache_clear()
+    forget()
 
 
 def test_a_whole_target_is_proven_with_all_features_and_needs_no_look_at_the_question() -> None:
