@@ -23,7 +23,16 @@ from attnsel.selection.adaptations import ADAPTERS, type_without_mask
 from attnsel.selection.assumed import edges
 from attnsel.selection.evaluate import memory_parts
 from attnsel.selection.rule_index import all_read_by, names_read
-from attnsel.selection.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed, touched
+from attnsel.selection.unlock.change import (
+    EFFECT_OF_FIELD,
+    LENGTHS,
+    RECIPE_FIELDS,
+    WIDTHS,
+    Changes,
+    Scenario,
+    changed,
+    touched,
+)
 from attnsel.verdicts.reasons import Reason
 from attnsel.verdicts.requirements import AnyBuild, AtLeast, AtLeastBytes, Installed
 
@@ -68,6 +77,22 @@ def proposals_for(
     if fewest is not None:
         return fewest
     return [move for reason in loose for move in _answers(name, question, base, reason, moves)]
+
+
+def may_only_add(question: Scenario, changes: Changes, reasons: tuple[Reason, ...]) -> bool:
+    """Whether no move that could answer these reasons is about a field which was changed before, or about one
+    that is told with it. Seen without looking for the moves, and False where that does not tell."""
+    about = {"attn_mask_type", *(field for field, off in SWITCHES if getattr(question.p, field) != off)}
+    if question.p.fp8_attention:
+        about.update(RECIPE_FIELDS)
+    for reason in reasons:
+        if not isinstance(reason.rule, Rule) or isinstance(reason.finding.required, AnyBuild):
+            return False
+        about.update((reason.field, *(versions.component for versions in reason.rule.when)))
+    for together in (LENGTHS, WIDTHS, ("deterministic", "policy.deterministic")):
+        if not about.isdisjoint(together):
+            about.update(together)
+    return all(field not in about and field != "policy.allow_known_bugs" for field, _ in changes)
 
 
 def _after(question: Scenario, move: Move) -> Scenario | None:

@@ -37,7 +37,7 @@ from attnsel.selection.unlock.change import (
     grouped,
     render_change,
 )
-from attnsel.selection.unlock.proposals import gpu_distance, nearest_gpus, proposals_for
+from attnsel.selection.unlock.proposals import gpu_distance, may_only_add, nearest_gpus, proposals_for
 from attnsel.selection.unlock.software import Install, needs_software, resolve
 
 if TYPE_CHECKING:
@@ -142,6 +142,9 @@ def _search(
     name, asked = candidate.name, 0
 
     def extend(changes: Changes, question: Scenario, reasons: Any) -> None:
+        whole = len(grouped(base, dict(changes))) == MOST_CHANGES
+        if whole and may_only_add(question, changes, reasons):
+            return
         for move in proposals_for(name, question, base, reasons, hardware):
             grown = _merge(base, changes, move)
             if grown in seen or len(grouped(base, dict(grown))) > MOST_CHANGES or _within(found, grown):
