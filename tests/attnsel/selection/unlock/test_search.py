@@ -7,11 +7,12 @@ import pytest
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
 from attnsel.environment.versions import Version
 from attnsel.rules import Rule
+from attnsel.selection.unlock import find_unlocks, search
 from attnsel.selection.unlock.change import Cost, Scenario, changed, cost_of, grouped
 from attnsel.selection.unlock.proposals import SWITCHES, edges, switched_off, values_against
 from attnsel.selection.unlock.search import MOST_CHANGES, MOST_WAYS
 from attnsel.selection.unlock.software import needs_software, resolve
-from attnsel.selection.view import _ask_about
+from attnsel.selection.view import _ask, _ask_about
 from attnsel.verdicts.reasons import Evidence, Refusal
 from questions import questions
 from tables import each
@@ -132,6 +133,14 @@ def test_no_cheaper_set_is_missed(seed, count):
                 assert full or any(u.cost <= cost for u in within), (candidate.name, changes, shown, base)
                 compared += 1
     assert compared > count
+
+
+def test_a_full_set_that_is_not_extended_would_have_led_nowhere(monkeypatch):
+    for selection in failing_questions(7, 25):
+        found = selection.unlocks
+        with monkeypatch.context() as patched:
+            patched.setattr(search, "may_only_add", lambda *asked: False)
+            assert find_unlocks(selection, _ask, _ask_about) == found
 
 
 # ---- the order of cost ------------------------------------------------------------------------------
