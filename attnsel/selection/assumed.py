@@ -13,7 +13,7 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from attnsel.backends.registry import OLDEST_TORCH
+from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
 from attnsel.environment import Environment
 from attnsel.environment.releases import FRONTENDS, default_build, fitting_build, torch_builds
 from attnsel.environment.versions import Version
@@ -155,8 +155,8 @@ def _agreed(p: AttentionParams, kind: Kind, component: str, voices: tuple[_Voice
     votes: Counter[tuple[str, str]] = Counter()
     for voice in voices:
         votes.update(dict.fromkeys(heard[voice.env], voice.weight))
-    most = sum(voice.weight for voice in voices)
-    refused = {one for one, count in votes.items() if 2 * count > most}
+    half = sum(voice.weight for voice in voices) / 2
+    refused = {one for one, count in votes.items() if count > half}
     agreed = min(len(those ^ refused) for those in heard.values())
     if len(said ^ refused) > agreed:
         env = next(other for other, those in heard.items() if len(those ^ refused) == agreed)
@@ -187,77 +187,50 @@ def _contested(env: Environment, component: str) -> tuple[Rule, ...]:
     """The rules that can say something else in another of the likely environments."""
     moved = frozenset(_moved(component, env))
     there = [env if env in alike else alike[0] for alike in _alike(env, component)]
-    return tuple(
-        [
-            rule
-            for rule, gates, names in _versions_read()
-            if (not moved.isdisjoint(gates) and len({rule.applies(other) for other in there}) > 1)
-            or (not moved.isdisjoint(names) and any(rule.applies(other) for other in there))
-        ]
-    )
-
-
-@lru_cache(maxsize=1)
-def _versions_read() -> tuple[tuple[Rule, frozenset[str], frozenset[str]], ...]:
-    """Rules that depend on what may move: the components that gates and requirements read, and those that a
-    body names."""
     found = []
-    for rule in REGISTRY.rules.values():
-        gates = {versions.component for versions in rule.when}
-        gates.update(name for bound in rule.limits if bound.of_environment for name in bound.fields)
-        names = _names_in(rule.body)
-        if not _MOVING.isdisjoint(gates | names):
-            found.append((rule, frozenset(gates), names))
+    for rule, named in _movable():
+        opened = {rule.applies(other) for other in there}
+        if len(opened) > 1 or (True in opened and not moved.isdisjoint(named)):
+            found.append(rule)
     return tuple(found)
 
 
-def _names_in(body: Callable[..., Any]) -> frozenset[str]:
-    """The components that a body, or a function that it calls, names."""
-    found: set[str] = set()
-    seen: set[Any] = set()
-    functions: list[Any] = [body]
-    while functions:
-        function = inspect.unwrap(functions.pop())
-        if isinstance(function, FunctionType) and function not in seen:
-            seen.add(function)
-            names = set(names_of(function.__code__))
-            found |= names & _MOVING
-            functions += [function.__globals__.get(name) for name in names]
-            functions += [cell.cell_contents for cell in function.__closure__ or ()]
-    return frozenset(found)
+@lru_cache(maxsize=1)
+def _movable() -> tuple[tuple[Rule, frozenset[str]], ...]:
+    """Rules that depend on what may move, each with the components that its body names."""
+    found = []
+    for rule in REGISTRY.rules.values():
+        named = _MOVING & _names_in(rule.body, set())
+        gates = {gate.component for gate in rule.when}.union(*(bound.fields for bound in rule.limits))
+        if named or not _MOVING.isdisjoint(gates):
+            found.append((rule, named))
+    return tuple(found)
+
+
+def _names_in(function: Any, seen: set[Any]) -> frozenset[str]:
+    """Every name in a body and in the functions that it calls."""
+    function = inspect.unwrap(function)
+    if not isinstance(function, FunctionType) or function in seen:
+        return frozenset()
+    seen.add(function)
+    names = frozenset(names_of(function.__code__))
+    called = [*map(function.__globals__.get, names), *(c.cell_contents for c in function.__closure__ or ())]
+    return names.union(*(_names_in(other, seen) for other in called))
 
 
 @lru_cache(maxsize=512)
 def _alike(env: Environment, component: str) -> tuple[tuple[Environment, ...], ...]:
     """The alternatives by what rules make of their versions, the newest first: one answers for all of a
     group."""
-    likely = alternatives(env, component)
-    if len(likely) < 2:
-        return ()
     groups: dict[tuple[Any, ...], list[Environment]] = {}
-    if component == "torch":
-        # Edges that lie between none of them tell no two apart.
-        between = [
-            (name, edge)
-            for name in _moved(component, env)
-            for edge in every_edge(name)
-            if len({getattr(other, name) >= edge for other in likely}) > 1
-        ]
-    else:
-        rules = [rule for rule in REGISTRY.rules.values() if any(True for _ in rule.edges(component))]
-    for other in reversed(likely):
-        if component == "torch":
-            opened = tuple([getattr(other, name) >= edge for name, edge in between])
-        else:
-            opened = tuple([rule.applies(other) for rule in rules])
+    moved = _moved(component, env)
+    every = [(n, edge) for n in moved for edge in {e for name in CANDIDATES for e in edges(name, n)}]
+    rules = [rule for rule in REGISTRY.rules.values() if component != "torch" and any(rule.edges(component))]
+    for other in reversed(alternatives(env, component)):
+        above = [getattr(other, n) >= edge for n, edge in every]
+        opened = tuple(above) if component == "torch" else tuple([rule.applies(other) for rule in rules])
         groups.setdefault(opened, []).append(other)
     return tuple(map(tuple, groups.values()))
-
-
-@lru_cache(maxsize=8)
-def every_edge(component: str) -> tuple[Version, ...]:
-    """Versions of a component at which some rule changes its mind."""
-    return tuple({edge for rule in REGISTRY.rules.values() for edge in rule.edges(component)})
 
 
 @lru_cache(maxsize=4096)
@@ -306,7 +279,7 @@ def _may_rest(candidate: Candidate, likely: tuple[Environment, ...], component: 
     return False
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def edges(name: str, component: str) -> tuple[Version, ...]:
     """Versions of a component at which some rule about this candidate changes its mind, lowest first."""
     rules = (rule for rule in REGISTRY.rules.values() if name in rule.candidates)

@@ -343,16 +343,6 @@ _SHARED = tuple(name for name in _FIELDS if name not in VARYING)
 _shared = itemgetter(*map(_FIELDS.index, _SHARED))
 
 
-def kind_of(p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED) -> Kind:
-    """The kind of ``p``, with what is known of it there."""
-    return _kind(_shared(p._key), env, waivers)
-
-
-@lru_cache(maxsize=1024)
-def _kind(shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> Kind:
-    return Kind(shared, env, waivers)
-
-
 class Kind:
     """What rules say of the questions of one kind in one environment, by the candidates that are asked about.
 
@@ -386,18 +376,18 @@ class Kind:
                 said, left = split(rules.rules, q, env)
             against: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
             _add(against, said)
-            known = KindRules(against, left, _places(rules.rules), known is not None)
+            known = KindRules(against, left, rules.rules, known is not None)
             self._rules[key] = known
         return known
 
 
 class KindRules(NamedTuple):
     """``against``: by candidate, what rules say of every question of the kind. ``left``: the rules that are
-    to be asked about each. ``places``: all of them in their order. ``split``: whether there are two parts."""
+    to be asked about each. ``rules``: all of them in their order. ``split``: whether there are two parts."""
 
     against: dict[str, list[Reason]]
     left: FoldedRules
-    places: dict[Page, int]
+    rules: tuple[Page, ...]
     split: bool
 
     def findings(self, p: AttentionParams, env: Environment) -> dict[str, list[Reason]]:
@@ -425,8 +415,16 @@ class KindRules(NamedTuple):
 
     def _in_order(self, name: str, reasons: list[Reason]) -> None:
         if self.against[name]:
-            places = self.places
-            reasons.sort(key=lambda reason: places[reason.rule])
+            place = self.rules.index
+            reasons.sort(key=lambda reason: place(reason.rule))
+
+
+_kind = lru_cache(maxsize=1024)(Kind)
+
+
+def kind_of(p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED) -> Kind:
+    """The kind of ``p``, with what is known of it there."""
+    return _kind(_shared(p._key), env, waivers)
 
 
 def _add(found: dict[str, list[Reason]], said: Iterable[tuple[Rule, Any]]) -> set[str]:
@@ -439,11 +437,6 @@ def _add(found: dict[str, list[Reason]], said: Iterable[tuple[Rule, Any]]) -> se
                 found[name].append(reason)
                 about.add(name)
     return about
-
-
-@lru_cache(maxsize=2048)
-def _places(rules: tuple[Rule, ...]) -> dict[Page, int]:
-    return {rule: place for place, rule in enumerate(rules)}
 
 
 def split(
