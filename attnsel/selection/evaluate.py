@@ -188,16 +188,9 @@ class FoldedRules(NamedTuple):
     groups: tuple[Group, ...]
     bodies: tuple[tuple[Callable[..., Any], int], ...]
 
-    def findings(
-        self, p: AttentionParams, env: Environment, reach: frozenset[str] | None = None
-    ) -> list[tuple[Rule, Any]] | None:
-        """What they have to say, in their order.
-
-        ``reach``: fields that something can be done about; None at the first violation of another one.
-        """
+    def findings(self, p: AttentionParams, env: Environment) -> list[tuple[Rule, Any]]:
+        """What they have to say, in their order."""
         found: dict[int, Any] = dict(self.said)
-        if found and reach is not None and any(_stops(finding, reach) for finding in found.values()):
-            return None
         rules = self.rules
         for read, all_hold, checks in self.groups:
             value = read(p)
@@ -208,22 +201,14 @@ class FoldedRules(NamedTuple):
                     continue
                 about = concerns(p, env)
                 if about is None or about:
-                    finding = found[place] = rules[place].violation(p, env)
-                    if reach is not None and _stops(finding, reach):
-                        return None
+                    found[place] = rules[place].violation(p, env)
         for body, place in self.bodies:
             finding = body(p, env)
             if finding is not None:
                 found[place] = finding
-                if reach is not None and _stops(finding, reach):
-                    return None
         if not found:
             return []
         return [(rules[place], finding) for place, finding in sorted(found.items()) if finding is not None]
-
-
-def _stops(finding: Any, reach: frozenset[str]) -> bool:
-    return isinstance(finding, Violation) and finding.field not in reach
 
 
 def _folded(rules: tuple[Rule, ...], env: Environment) -> FoldedRules:
@@ -393,30 +378,24 @@ class KindRules(NamedTuple):
     def findings(self, p: AttentionParams, env: Environment) -> dict[str, list[Reason]]:
         """Every reason against every candidate, in the order of the rules."""
         found = {name: [*reasons] for name, reasons in self.against.items()}
-        for name in _add(found, self.left.findings(p, env) or ()):
-            self._in_order(name, found[name])
+        for name in _add(found, self.left.findings(p, env)):
+            if self.against[name]:
+                found[name].sort(key=lambda reason: self.rules.index(reason.rule))
         return found
 
     def within(
         self, name: str, p: AttentionParams, env: Environment, reach: frozenset[str]
     ) -> list[Reason] | None:
-        """The reasons against the one candidate; None as soon as one is about something that cannot be
-        changed."""
-        said = self.against[name]
-        for reason in said:
-            if _stops(reason.finding, reach):
-                return None
-        found = self.left.findings(p, env, reach)
-        if not found:
-            return None if found is None else [*said]
-        reasons = [*said, *(Reason(rule, finding) for rule, finding in found)]
-        self._in_order(name, reasons)
-        return reasons
+        """The reasons against the one candidate; None where one is about something that cannot be changed:
+        ``reach`` are the fields that can be."""
+        if _beyond(self.against[name], reach):
+            return None
+        reasons = self.findings(p, env)[name]
+        return None if _beyond(reasons, reach) else reasons
 
-    def _in_order(self, name: str, reasons: list[Reason]) -> None:
-        if self.against[name]:
-            place = self.rules.index
-            reasons.sort(key=lambda reason: place(reason.rule))
+
+def _beyond(reasons: list[Reason], reach: frozenset[str]) -> bool:
+    return any(isinstance(finding, Violation) and finding.field not in reach for _, finding in reasons)
 
 
 _kind = lru_cache(maxsize=1024)(Kind)
