@@ -7,6 +7,8 @@ import random
 import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
+from attnsel.rules import REGISTRY
+from attnsel.rules.codes import question
 from attnsel.selection.assumed import _alike, _reads, alternatives, resolve_assumed
 from attnsel.selection.evaluate import Waivers, findings
 from attnsel.selection.inquiry import waivers_of
@@ -96,7 +98,12 @@ def test_rules_that_say_the_same_everywhere_have_no_vote(seed: int, count: int) 
     """Whatever was stated of a machine, what is assumed of it is what a vote over every rule gives."""
     rng = random.Random(seed)
     moved = 0
-    for p, _, policy in questions(seed, count):
+    examples = [
+        (*question(rule, rule.fires_on), Policy())
+        for rule in REGISTRY.rules.values()
+        if any(rule.edges("cudnn_frontend"))
+    ]
+    for p, _, policy in (*questions(seed, count), *examples):
         if rng.random() < 0.2:
             policy = Policy(allow_known_bugs=("all",))
         waivers = waivers_of(policy)
