@@ -7,10 +7,9 @@ import random
 import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
-from attnsel.rules import REGISTRY
 from attnsel.rules.codes import question
-from attnsel.selection.assumed import _alike, _reads, alternatives, resolve_assumed
-from attnsel.selection.evaluate import Waivers, findings
+from attnsel.selection.assumed import _alike, _movable, _reads, alternatives, resolve_assumed
+from attnsel.selection.evaluate import NONE_WAIVED, Waivers, findings
 from attnsel.selection.inquiry import waivers_of
 from questions import questions
 
@@ -98,12 +97,7 @@ def test_rules_that_say_the_same_everywhere_have_no_vote(seed: int, count: int) 
     """Whatever was stated of a machine, what is assumed of it is what a vote over every rule gives."""
     rng = random.Random(seed)
     moved = 0
-    examples = [
-        (*question(rule, rule.fires_on), Policy())
-        for rule in REGISTRY.rules.values()
-        if any(rule.edges("cudnn_frontend"))
-    ]
-    for p, _, policy in (*questions(seed, count), *examples):
+    for p, _, policy in questions(seed, count):
         if rng.random() < 0.2:
             policy = Policy(allow_known_bugs=("all",))
         waivers = waivers_of(policy)
@@ -117,3 +111,14 @@ def test_rules_that_say_the_same_everywhere_have_no_vote(seed: int, count: int) 
             assert found == voted_over_everything(p, env, waivers), (p, env, policy)
             moved += found != env
     assert moved > count // 50
+
+
+def test_the_vote_is_that_of_all_about_rules_that_read_a_version() -> None:
+    """Their own examples, where only the GPU and cuDNN are stated."""
+    for rule, named in _movable():
+        if named or any(rule.edges("cudnn_frontend")):
+            p, there = question(rule, rule.fires_on)
+            for gpu in {there.device.name, "H100", "B200", "A100"} - {""}:
+                for cudnn in (there.cudnn, "9.1.0", "9.8.0", "9.19.0"):
+                    env = Environment.describe(gpu, cudnn=cudnn)
+                    assert resolve_assumed(p, env, NONE_WAIVED) == voted_over_everything(p, env, NONE_WAIVED)
