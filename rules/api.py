@@ -37,9 +37,10 @@ import sys
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from attnsel.backends.registry import CANDIDATES, Selector
+from attnsel.base.model import lazy
 from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
 from attnsel.environment.versions import Version, Versions
 from attnsel.params import AttentionParams
@@ -52,6 +53,7 @@ Finding = Violation | Unknown
 Body = Callable[["AttentionParams", "Environment"], "Finding | bool | None"]
 Example = Mapping[str, Any]
 Fields = str | tuple[str, ...]
+P = TypeVar("P", bound=Page)
 
 OF_ENVIRONMENT = frozenset({"arch", "device", "platform", "torch_flash", *COMPONENTS})
 """What of an environment a requirement may be about; every other field is the question's."""
@@ -97,28 +99,35 @@ class Rule(Page):
     passes: Example
 
     def concerns(self, p: AttentionParams) -> bool:
-        """Whether it is about this kind of question: FP8 attention or other, over ranks, with a backward."""
-        return (
-            self.fp8 in (None, p.fp8_attention)
-            and p.context_parallel >= self.over_ranks
-            and p.is_training >= self.training
-        )
+        """Whether it is about this kind of question."""
+        return self.is_about(p.fp8_attention, p.context_parallel, p.is_training)
+
+    def is_about(self, fp8: bool, over_ranks: bool, training: bool) -> bool:
+        """Whether it is about FP8 attention or other, over ranks or not, with a backward or without."""
+        return self.fp8 in (None, fp8) and over_ranks >= self.over_ranks and training >= self.training
+
+    @lazy
+    def gates(self) -> tuple[tuple[str, Callable[[Any], bool]], ...]:
+        """Fields of an environment, and for which of their values it has something to say: each looks at one
+        field, so that environments which share a value share what it opens."""
+        found: list[tuple[str, Callable[[Any], bool]]] = []
+        device, arch = self.device, self.arch
+        if device is not None:
+            found.append(("device", lambda kind: kind in device))
+        if arch is not None:
+            found.append(("arch", lambda number: number is not None and number in arch))
+        found += [(versions.component, versions.__contains__) for versions in self.when]
+        found += [
+            (limit.fields[0], lambda value, needed=limit.requirement: not needed.holds(value, None))
+            for limit in self.limits
+            if limit.of_environment
+        ]
+        return tuple(found)
 
     def applies(self, env: Environment) -> bool:
         """Whether it can say anything in this environment: its gates are open, and what it requires of the
         environment is not there."""
-        if self.device is not None and env.device.type not in self.device:
-            return False
-        if self.arch is not None:
-            arch = env.device.arch
-            if arch is None or arch not in self.arch:
-                return False
-        for versions in self.when:
-            if getattr(env, versions.component) not in versions:
-                return False
-        if self.limits and self.limits[0].of_environment:
-            return self.limits[0].broken(None, env) is not None
-        return True
+        return all(opens(value_of(field, None, env)) for field, opens in self.gates)
 
     def find(self, p: AttentionParams, env: Environment) -> Finding | None:
         """What it has to say about a question that it concerns, in an environment where it applies."""
@@ -207,6 +216,7 @@ class Registry:
         self.pages: dict[str, Page] = {}
         self.removed: dict[str, Removed] = {}
         self.candidate = candidate
+        self._kinds: dict[type[Page], tuple[int, Any]] = {}
 
     def add(self, page: Page) -> None:
         if page.code in self.pages:
@@ -222,16 +232,24 @@ class Registry:
                 object.__setattr__(page, "candidates", (*page.candidates, record.name))
 
     @property
-    def rules(self) -> dict[str, Rule]:
-        return {code: page for code, page in self.pages.items() if isinstance(page, Rule)}
+    def rules(self) -> Mapping[str, Rule]:
+        return self._of_kind(Rule)
 
     @property
-    def policy_rules(self) -> dict[str, PolicyRule]:
-        return {code: page for code, page in self.pages.items() if isinstance(page, PolicyRule)}
+    def policy_rules(self) -> Mapping[str, PolicyRule]:
+        return self._of_kind(PolicyRule)
 
     @property
-    def preferences(self) -> dict[str, Preference]:
-        return {code: page for code, page in self.pages.items() if isinstance(page, Preference)}
+    def preferences(self) -> Mapping[str, Preference]:
+        return self._of_kind(Preference)
+
+    def _of_kind(self, kind: type[P]) -> Mapping[str, P]:
+        """The pages of a kind, looked through again only where some were added: none is ever taken away."""
+        known = self._kinds.get(kind)
+        if known is None or known[0] != len(self.pages):
+            found = {code: page for code, page in self.pages.items() if isinstance(page, kind)}
+            known = self._kinds[kind] = len(self.pages), found
+        return known[1]
 
 
 REGISTRY = Registry()

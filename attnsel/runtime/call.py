@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -39,6 +40,12 @@ def constant_when_traced(function: F) -> F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def is_causal_bias(mask: Any) -> TypeGuard[Any]:
+    """Whether a mask is one of torch.nn.attention.bias, which loads Dynamo: before it does, none is."""
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module is not None and isinstance(mask, module.CausalBias)
 
 
 def concrete(value: Any) -> Any:

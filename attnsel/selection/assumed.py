@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import and_, or_
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -19,12 +20,12 @@ from attnsel.environment.releases import FRONTENDS, default_build, fitting_build
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, Rule
-from attnsel.selection.evaluate import FoldedRules, Kind, Waivers, kind_of, names_of, split, waived_codes
+from attnsel.selection.evaluate import FoldedRules, Kind, Waivers, kind_of, split, waived_codes
+from attnsel.selection.rule_index import names_in, rule_index
 from attnsel.verdicts.reasons import Candidate, Page, Unknown, Violation
 
 _COMPANIONS = ("torch", "cuda", "cudnn", "triton")
 """What one wheel of PyTorch decides together."""
-_MOVING = frozenset({*_COMPANIONS, "cudnn_frontend"})
 
 
 class Assumption(NamedTuple):
@@ -185,37 +186,31 @@ def _voices(kind: Kind, component: str) -> tuple[_Voice, ...]:
 @lru_cache(maxsize=512)
 def _contested(env: Environment, component: str) -> tuple[Rule, ...]:
     """The rules that can say something else in another of the likely environments."""
-    moved = frozenset(_moved(component, env))
+    index, moved = rule_index(), frozenset(_moved(component, env))
     there = [env if env in alike else alike[0] for alike in _alike(env, component)]
-    found = []
-    for rule, named in _movable():
-        opened = {rule.applies(other) for other in there}
-        if len(opened) > 1 or (True in opened and not moved.isdisjoint(named)):
-            found.append(rule)
-    return tuple(found)
+    opened = [index.applying(other) for other in there]
+    anywhere, everywhere = reduce(or_, opened), reduce(and_, opened)
+    return tuple(
+        [
+            rule
+            for place, rule in index.placed(anywhere)
+            if not everywhere >> place & 1 or not moved.isdisjoint(_named(rule.body))
+        ]
+    )
 
 
-@lru_cache(maxsize=1)
-def _movable() -> tuple[tuple[Rule, frozenset[str]], ...]:
-    """Rules that depend on what may move, each with the components that its body names."""
-    found = []
-    for rule in REGISTRY.rules.values():
-        named = _MOVING & _names_in(rule.body, set())
-        gates = {gate.component for gate in rule.when}.union(*(bound.fields for bound in rule.limits))
-        if named or not _MOVING.isdisjoint(gates):
-            found.append((rule, named))
-    return tuple(found)
-
-
-def _names_in(function: Any, seen: set[Any]) -> frozenset[str]:
-    """Every name in a body and in the functions that it calls."""
-    function = inspect.unwrap(function)
-    if not isinstance(function, FunctionType) or function in seen:
-        return frozenset()
-    seen.add(function)
-    names = frozenset(names_of(function.__code__))
-    called = [*map(function.__globals__.get, names), *(c.cell_contents for c in function.__closure__ or ())]
-    return names.union(*(_names_in(other, seen) for other in called))
+@lru_cache(maxsize=1024)
+def _named(body: Any) -> frozenset[str]:
+    """Every name in a body and in the functions that it calls: whoever reads a version names it."""
+    functions: list[FunctionType] = []
+    called = [body]
+    while called:
+        function = inspect.unwrap(called.pop())
+        if isinstance(function, FunctionType) and function not in functions:
+            functions.append(function)
+            called += map(function.__globals__.get, names_in(function.__code__))
+            called += [cell.cell_contents for cell in function.__closure__ or ()]
+    return frozenset(name for function in functions for name in names_in(function.__code__))
 
 
 @lru_cache(maxsize=512)

@@ -7,106 +7,27 @@ asked by itself, and its body run, only where that fails.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import prod
 from operator import itemgetter
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.model import lazy
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, caller
 from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_families
-from attnsel.rules.api import INTERPRETED, PolicyRule, Rule, limit
+from attnsel.rules.api import INTERPRETED, PolicyRule, Rule
 from attnsel.selection.adaptations import ADAPTERS, bias_shape
+from attnsel.selection.rule_index import fields_of, gate_of, rule_index
 from attnsel.verdicts.reasons import Adaptation, Page, Reason, Violation
 from attnsel.verdicts.requirements import Requirement, holds_together
 
 if TYPE_CHECKING:
     from attnsel.verdicts.record import Memory
-
-
-# ---- Which fields of a question a rule can read, from the names in its code ----------------------------
-# A question that differs from another in fields that a rule does not read gets the same answer from it, so
-# the rule need not be asked again. Every name counts, also of functions that a body calls; whatever cannot be
-# followed counts as reading everything. tests/attnsel/selection/test_adaptations.py holds it against asking
-# every rule.
-
-
-ALL = frozenset(AttentionParams.model_fields)
-_TRAINING = frozenset({"is_training"})
-_OPAQUE = frozenset({"getattr", "vars", "dir", "eval", "model_dump", "__dict__", "_key"})
-
-
-@functools.lru_cache(maxsize=1024)
-def fields_of(rule: Page) -> frozenset[str]:
-    """The fields that a rule's finding may depend on: what it requires, and what its body reads."""
-    if not isinstance(rule, Rule):
-        return ALL
-    required = {name for limit in rule.limits for name in limit.fields}
-    required |= {limit.requirement.field for limit in rule.limits if hasattr(limit.requirement, "field")}
-    return fields_read(rule.body) | (required & ALL) | _gate_of(rule)
-
-
-def _gate_of(rule: Rule) -> frozenset[str]:
-    """The field that its gate reads."""
-    return _TRAINING if rule.training else frozenset()
-
-
-def fields_read(body: Any) -> frozenset[str]:
-    """The fields of AttentionParams whose values a rule's finding may depend on."""
-    found: set[str] = set()
-    return frozenset(found) if _collect(body, found, set()) else ALL
-
-
-def _collect(function: Any, found: set[str], seen: set[Any]) -> bool:
-    """Add what a function may read; False where that cannot be known."""
-    function = inspect.unwrap(function)
-    if not isinstance(function, FunctionType):
-        return False
-    if function in seen or function is limit:  # which reads the field it is named: a constant of the caller's
-        return True
-    seen.add(function)
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    for name in names_of(function.__code__):
-        if name in _OPAQUE:
-            return False
-        if name in AttentionParams.model_fields:
-            found.add(name)
-        attribute = inspect.getattr_static(AttentionParams, name, None)
-        if isinstance(attribute, (lazy, property)):
-            compute = attribute.compute if isinstance(attribute, lazy) else attribute.fget
-            if not _collect(compute, found, seen):
-                return False
-        elif isinstance(attribute, FunctionType):
-            return False  # a method of the question: it may read anything
-        cells.append(function.__globals__.get(name))
-    return all(_collect(value, found, seen) for value in cells if _may_read(value))
-
-
-def names_of(code: CodeType) -> Iterator[str]:
-    """Names that a function's code loads, and the texts in it."""
-    yield from code.co_names
-    for constant in code.co_consts:  # a field may be named by a text, alone or among others
-        texts = constant if isinstance(constant, tuple) else (constant,)
-        yield from (text for text in texts if isinstance(text, str))
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_of(constant)
-
-
-def _may_read(value: Any) -> bool:
-    """Something that could be handed a question: a function, or an object that can be called."""
-    if isinstance(value, (FunctionType, functools.partial)) or hasattr(value, "__wrapped__"):
-        return True
-    return callable(value) and not isinstance(value, type) and not inspect.isbuiltin(value)
 
 
 # --------------------------------------------------------------------------------------------------------
@@ -211,34 +132,6 @@ class FoldedRules(NamedTuple):
         return [(rules[place], finding) for place, finding in sorted(found.items()) if finding is not None]
 
 
-def _folded(rules: tuple[Rule, ...], env: Environment) -> FoldedRules:
-    said: list[tuple[int, Any]] = []
-    by_read: dict[Any, list[tuple[Requirement, str, int]]] = {}
-    bodies: list[Any] = []
-    for place, rule in enumerate(rules):
-        if rule.limits and not rule.limits[0].of_environment:
-            for limit in rule.limits:
-                for field in limit.fields:
-                    other = getattr(limit.requirement, "field", None)
-                    by_read.setdefault((field, other), []).append((limit.requirement, field, place))
-        elif fields_of(rule) <= _gate_of(rule):
-            finding = rule.find(_ANY, env)
-            if finding is not None:
-                said.append((place, finding))
-        else:
-            # What it requires of the environment is not there: the body alone decides.
-            bodies.append((rule.find if rule.limits else rule.body, place))
-    groups = []
-    for members in by_read.values():
-        tests = [requirement.fast(field) for requirement, field, _ in members]
-        checks = tuple(
-            (test, rules[place].body, place) for (_, test), (_, _, place) in zip(tests, members, strict=True)
-        )
-        together = holds_together(tuple(requirement for requirement, _, _ in members))
-        groups.append(Group(tests[0][0], together or tests[0][1], checks))
-    return FoldedRules(rules, tuple(said), tuple(groups), tuple(bodies))
-
-
 @lru_cache(maxsize=2048)
 def fold(
     env: Environment,
@@ -255,20 +148,57 @@ def fold(
     ``among``: only those that speak about one of these candidates; of them, those that read a field which
     ``changed``.
     """
+    index = rule_index()
+    kept = index.applying(env) & index.concerned(fp8, over_ranks, training)
+    kept &= ~index.coded(waived_codes(waivers))
+    if among:
+        kept &= index.about(among)
     if changed:
-        rules = fold(env, fp8, over_ranks, training, waivers, among).rules
-        return _folded(tuple([rule for rule in rules if not changed.isdisjoint(fields_of(rule))]), env)
-    waived = waived_codes(waivers)
-    kept = [
-        rule
-        for rule in _rules(among)
-        if rule.fp8 in (None, fp8)
-        and over_ranks >= rule.over_ranks
-        and training >= rule.training
-        and rule.code not in waived
-        and rule.applies(env)
+        kept = index.reading(changed, kept)
+    folded, unread = _grouped(index.rules_of(kept))
+    said = [(place, _of_environment(rule, env)) for place, rule in unread]
+    return folded._replace(said=tuple([one for one in said if one[1] is not None]))
+
+
+@lru_cache(maxsize=4096)
+def _of_environment(rule: Rule, env: Environment) -> Any:
+    """What a rule that reads nothing of a question says; most are about every candidate."""
+    return rule.find(_ANY, env)
+
+
+@lru_cache(maxsize=2048)
+def _grouped(rules: tuple[Rule, ...]) -> tuple[FoldedRules, list[tuple[int, Rule]]]:
+    """What is the same in all environments in which just these rules apply; and those of them that read
+    nothing of a question, with their places."""
+    by_read: dict[Any, tuple[Callable[[Any], Any], list[Requirement], list[Any]]] = {}
+    unread: list[tuple[int, Rule]] = []
+    bodies: list[Any] = []
+    for place, rule in enumerate(rules):
+        if rule.limits and not rule.limits[0].of_environment:
+            for reads, requirement, read, holds in _tests_of(rule):
+                group = by_read.setdefault(reads, (read, [], []))
+                group[1].append(requirement)
+                group[2].append((holds, rule.body, place))
+        elif fields_of(rule) <= gate_of(rule):
+            unread.append((place, rule))
+        else:
+            # What it requires of the environment is not there: the body alone decides.
+            bodies.append((rule.find if rule.limits else rule.body, place))
+    groups = [
+        Group(read, holds_together(tuple(requirements)) or checks[0][0], tuple(checks))
+        for read, requirements, checks in by_read.values()
     ]
-    return _folded(tuple(kept), env)
+    return FoldedRules(rules, (), tuple(groups), tuple(bodies)), unread
+
+
+@lru_cache(maxsize=1024)
+def _tests_of(rule: Rule) -> list[tuple[Any, Requirement, Callable[[Any], Any], Callable[[Any], bool]]]:
+    """Its requirements on the question: the fields that one reads, itself, how to read them, and its test."""
+    return [
+        ((field, getattr(requirement, "field", None)), requirement, *requirement.fast(field))
+        for fields, requirement in rule.limits
+        for field in fields
+    ]
 
 
 @lru_cache(maxsize=64)
@@ -305,16 +235,6 @@ def warn_of_retired(codes: tuple[str, ...]) -> None:
             continue
         message = f"allow_known_bugs: {code} {text} (attnsel rule {code})"
         warnings.warn(message, kind, stacklevel=caller().stacklevel)
-
-
-@lru_cache(maxsize=64)
-def _rules(among: tuple[str, ...]) -> tuple[Rule, ...]:
-    """All of them, or those that speak about one of these candidates."""
-    rules = REGISTRY.rules.values()
-    if not among:
-        return tuple(rules)
-    named = frozenset(among)
-    return tuple([rule for rule in rules if not named.isdisjoint(rule.candidates)])
 
 
 # ---- The third stage: questions that differ in their lengths, their batch and their tensors alone ------
@@ -431,7 +351,7 @@ def split(
                 said.append((rule, finding))
         elif _may_speak(rule, q, env):
             left.append(rule)
-    return said, _left(tuple(left), env)
+    return said, _grouped(tuple(left))[0]
 
 
 def _may_speak(rule: Rule, q: AttentionParams, env: Environment) -> bool:
@@ -441,12 +361,6 @@ def _may_speak(rule: Rule, q: AttentionParams, env: Environment) -> bool:
         if not VARYING.isdisjoint(read) or bound.broken(q, env) is not None:
             return True
     return not rule.limits
-
-
-@lru_cache(maxsize=2048)
-def _left(rules: tuple[Rule, ...], env: Environment) -> FoldedRules:
-    """Kinds share them: many leave the same rules."""
-    return _folded(rules, env)
 
 
 def findings(

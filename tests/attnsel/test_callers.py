@@ -13,7 +13,6 @@ from torch import Tensor
 
 from attnsel import DotProductAttention, attention, clear_cache, debug, flash_attn, override
 from attnsel.errors import caller
-from attnsel.integrations.transformers import attention_forward
 from tables import each
 
 torch.set_num_threads(1)
@@ -47,6 +46,8 @@ def through_flash_attn() -> Any:
 
 
 def through_transformers() -> Any:
+    from attnsel.integrations.transformers import attention_forward  # half a second, for one row
+
     module = torch.nn.Module()
     return attention_forward(module, *[sparse(2, 2, 9)] * 3, None, is_causal=False)  # here
 

@@ -40,7 +40,7 @@ from attnsel.rules import REGISTRY
 from attnsel.runtime import dispatch
 from attnsel.runtime.bind import make_spec
 from attnsel.runtime.call import config
-from attnsel.selection.evaluate import ALL, fields_of
+from attnsel.selection.rule_index import ALL, fields_of
 from tables import each
 
 torch.set_num_threads(1)

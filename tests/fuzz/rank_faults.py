@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 import context_parallel_cases as cases
 import ranks
 from attnsel.context_parallel import group as comm
-from attnsel.context_parallel import run
 from attnsel.errors import InvalidInput
 from attnsel.runtime import kernels
 
@@ -257,6 +256,8 @@ class Rank:
             return contextlib.nullcontext()
         self.left, self.part = fault.get("event", 0), step.what
         if fault.get("change") == "is interrupted":
+            from attnsel.context_parallel import run  # loads Dynamo: a second that collecting need not take
+
             return mock.patch.object(run, "make_call", side_effect=KeyboardInterrupt)
         if fault["kind"] == "input":
             return self.bad_input(step)

@@ -34,10 +34,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import attnsel
 from attnsel import flash_attn
+from corners import corner
 
 Case = dict[str, Any]  # one call's plain values: what is not there is as in the door's BASE
 Numbers = dict[str, Tensor]
@@ -612,8 +612,8 @@ def f_sdpa_made(c: Case) -> Made:
                 "none-hidden": lambda: torch.ones(full[-2:], dtype=torch.bool),
                 "zeros": lambda: torch.zeros(full[-2:], dtype=dtype),
                 "one": lambda: torch.ones(1, 1, dtype=torch.bool),
-                "upper-left": lambda: causal_upper_left(c["sq"], c["skv"]),
-                "lower-right": lambda: causal_lower_right(c["sq"], c["skv"]),
+                "upper-left": lambda: corner("upper_left", c["sq"], c["skv"]),
+                "lower-right": lambda: corner("lower_right", c["sq"], c["skv"]),
                 "band": lambda: tril & tril.flip(0, 1),
                 "all-but-a-row": lambda: torch.arange(c["sq"])[:, None].expand(full[-2:]) != 0,
             }.get(mask, lambda: numbers(f"mask {key}", *shape) > -0.8)()

@@ -7,7 +7,7 @@ from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY
-from attnsel.selection.evaluate import fields_of
+from attnsel.selection.rule_index import fields_of
 from tables import each
 
 RULE = REGISTRY.rules["INSTALL008"]

@@ -51,12 +51,18 @@ class Scenario(NamedTuple):
 
 def changed(question: Scenario, changes: Mapping[str, Any]) -> Scenario:
     """The question after a change. Raises InvalidInput when the fields then contradict each other."""
+    return _changed(question, tuple(sorted(changes.items())))
+
+
+@lru_cache(maxsize=1024)
+def _changed(question: Scenario, changes: Changes) -> Scenario:
+    """Ways to several candidates begin alike, and what a set costs is asked before its verdict."""
     values: dict[str, Any] = {}
-    machine: dict[str, Any] = {}
+    machine: list[tuple[str, Any]] = []
     policy_changes: dict[str, Any] = {}
-    for field, value in changes.items():
+    for field, value in changes:
         if field == "gpu" or field in COMPONENTS:
-            machine[field] = value
+            machine.append((field, value))
         elif field.startswith("policy."):
             policy_changes[field.removeprefix("policy.")] = value
         else:
@@ -68,8 +74,28 @@ def changed(question: Scenario, changes: Mapping[str, Any]) -> Scenario:
     if values:
         p = p.derive(**_with_consequences(p, values))
     if machine:
-        env = another(env, tuple(sorted(machine.items())))
+        env = another(env, tuple(machine))
     return Scenario(p, env, policy.replace(**policy_changes) if policy_changes else policy)
+
+
+@lru_cache(maxsize=256)
+def touched(fields: tuple[str, ...]) -> frozenset[str]:
+    """The fields of a question and of an environment that a change of these may change: they, and whatever
+    may follow."""
+    return frozenset(fields).union(*(_FOLLOWING.get(field, ()) for field in fields))
+
+
+_RECIPE = ("fp8", "fp8_meta")
+_FOLLOWING: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((*LENGTHS, *WIDTHS, "num_gqa_groups", "dtype"), ("tensors",)),
+    **dict.fromkeys(RECIPE_FIELDS, _RECIPE),
+    "qkv_layout": ("tensors", "pad_between_seqs"),
+    "attn_mask_type": ("tensors", "bottom_right_diagonal", "window_size"),
+    "core_attention_bias_type": ("core_attention_bias_shape",),
+    **dict.fromkeys(COMPONENTS, ("assumed",)),
+    "gpu": ("device", "detected", "assumed"),
+}
+"""What may follow a change of a field: here, in ``another`` and where a question is made."""
 
 
 def _with_recipe(p: AttentionParams, of_recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from attnsel.rules import Rule
 from attnsel.selection.adaptations import ADAPTERS, type_without_mask
 from attnsel.selection.assumed import edges
 from attnsel.selection.evaluate import memory_parts
-from attnsel.selection.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed
+from attnsel.selection.rule_index import all_read_by, names_read
+from attnsel.selection.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed, touched
 from attnsel.verdicts.reasons import Reason
 from attnsel.verdicts.requirements import AnyBuild, AtLeast, AtLeastBytes, Installed
 
@@ -51,28 +52,31 @@ def proposals_for(
     meet, and those about a question that adaptations made, need no answer of their own: they count together,
     and only where nothing else is left.
     """
-    shared: list[tuple[Move, Scenario]] = []
-    for move in _unasked(question, base, reasons, hardware):
-        try:
-            after = changed(question, move)
-        except InvalidInput:
-            continue  # contradicts another field: no way out
-        if after != question and all(move != other for other, _ in shared):
-            shared.append((move, after))
+    shared = {tuple(move.items()): move for move in _unasked(question, base, reasons, hardware)}
+    moves = list(shared.values())
     fewest: list[Move] | None = None
     loose: list[Reason] = []
     for reason in reasons:
         if _is_loose(name, question, reason):
             loose.append(reason)
             continue
-        answers = _answers(name, question, base, reason, shared)
+        answers = _answers(name, question, base, reason, moves)
         if fewest is None or len(answers) < len(fewest):
             fewest = answers
         if not fewest:
             return []
     if fewest is not None:
         return fewest
-    return [move for reason in loose for move in _answers(name, question, base, reason, shared)]
+    return [move for reason in loose for move in _answers(name, question, base, reason, moves)]
+
+
+def _after(question: Scenario, move: Move) -> Scenario | None:
+    """The question after a move; None where that contradicts another field, or changes nothing."""
+    try:
+        after = changed(question, move)
+    except InvalidInput:
+        return None
+    return None if after == question else after
 
 
 def _is_loose(name: str, question: Scenario, reason: Reason) -> bool:
@@ -113,7 +117,7 @@ def _answers(
     question: Scenario,
     base: Scenario,
     reason: Reason,
-    shared: list[tuple[Move, Scenario]],
+    shared: list[Move],
 ) -> list[Move]:
     """What silences this reason, or at least moves it on to another value."""
     rule = reason.rule
@@ -125,13 +129,20 @@ def _answers(
     found: list[Move] = []
     if _says(rule, question) is None:
         # It is about an adapted question: only the engine knows what helps.
-        found += [move for move, _ in shared]
+        found += [move for move in shared if _after(question, move) is not None]
     else:
         own = list(values_against(question.p, reason))
-        for move, after in shared:
-            said = _says(rule, after)
-            if said is None or (said != reason.finding and move in own):
-                found.append(move)
+        reads = all_read_by(rule)
+        for move in shared:
+            mine = move in own
+            # It says the same of a question that differs in fields which it does not read.
+            if not mine and reads.isdisjoint(touched(tuple(move))):
+                continue
+            after = _after(question, move)
+            if after is not None:
+                said = _says(rule, after)
+                if said is None or (mine and said != reason.finding):
+                    found.append(move)
     found += _versions(name, question, base, reason, rule)
     if question.policy.adapt == "never" and CANDIDATES[name].adaptations:
         found.append({"policy.adapt": "auto"})
@@ -288,9 +299,12 @@ def _versions(name: str, question: Scenario, base: Scenario, reason: Reason, rul
 def _first_silent(question: Scenario, rule: Rule, component: str, versions: list[Version]) -> Version | None:
     """The first of these versions at which the rule has nothing to say."""
     adapted = _says(rule, question) is None  # by its body it is silent already; its gates must close
+    gates = [opens for field, opens in rule.gates if field == component]
+    reads = not adapted and not touched((component,)).isdisjoint(names_read(rule.body))
     for version in versions:
-        after = changed(question, {component: version})
-        if not rule.applies(after.env) if adapted else _says(rule, after) is None:
+        if not all(opens(version) for opens in gates):
+            return version
+        if reads and _says(rule, changed(question, {component: version})) is None:
             return version
     return None
 
@@ -344,11 +358,14 @@ def _loosened(name: str, question: Scenario, reason: Reason) -> Iterator[Move]:
         yield {"policy.memory_limit": round_size(reason.finding.required.bytes)}
 
 
-def _with_less_memory(name: str, question: Scenario, shared: list[tuple[Move, Scenario]]) -> Iterator[Move]:
+def _with_less_memory(name: str, question: Scenario, shared: list[Move]) -> Iterator[Move]:
     """Moves after which the call takes less, or the GPU has more; releases by what the record says."""
     before, record = _taken(name, question), CANDIDATES[name]
     has = question.env.device.memory or 0
-    for move, after in shared:
+    for move in shared:
+        after = _after(question, move)
+        if after is None:
+            continue
         if _taken(name, after) < before or (after.env.device.memory or 0) > has:
             yield move
     for versions in record.less_memory:

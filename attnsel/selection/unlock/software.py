@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.backends.registry import OLDEST_TORCH
@@ -58,16 +58,25 @@ def software_sets(env: Environment, wanted: Wanted) -> Iterator[Software]:
     usable = env.torch is not None and env.torch >= OLDEST_TORCH and has_code(env, here)
     stays = usable and bool(wanted) and not wanted.keys() & {"torch", "cuda"}
     as_is = _beside(env, wanted, here, override=False) if stays else []
-    instead = _beside(env, wanted, here, override=True) if stays else []
     if "torch" not in env.assumed:
         yield from as_is
+    instead = _beside(env, wanted, here, override=True) if stays else []
+    if "torch" not in env.assumed:
         yield from instead
-    moves = [each for build in _others(env, wanted, here) for each in _with_build(env, wanted, build, here)]
-    as_pinned = [*as_is, *(each for each in moves if not wanted.keys() & set(each.overrides))]
-    yield from (each for each in as_pinned if has_wheels(each.env, wanted))
+    # Seldom are many of these asked for, and there are as many as builds of torch: made one by one.
+    moves = (each for build in _others(env, wanted, here) for each in _with_build(env, wanted, build, here))
+    overriding: list[Software] = []
+    compiled: list[Software] = []
+    for each in chain(as_is, moves):
+        if wanted.keys() & set(each.overrides):
+            overriding.append(each)
+        elif has_wheels(each.env, wanted):
+            yield each
+        else:
+            compiled.append(each)
     yield from instead
-    yield from (each for each in moves if each not in as_pinned)
-    yield from (each for each in as_pinned if not has_wheels(each.env, wanted))
+    yield from overriding
+    yield from compiled
 
 
 def has_code(env: Environment, build: Build | None) -> bool:

@@ -18,7 +18,6 @@ if not (dist.is_available() and dist.is_gloo_available()):
 import context_parallel_cases as cases
 import ranks
 from attnsel import Environment
-from attnsel.context_parallel import run as question
 from attnsel.runtime import dispatch
 from emulated_flash_attn import installed
 
@@ -49,6 +48,10 @@ FLASH_PAIRS = [
 
 
 def job(rank: int, size: int, pairs: Pairs) -> list[Any]:
+    from attnsel.context_parallel import (
+        run as question,
+    )  # loads Dynamo: a second that collecting need not take
+
     made: dict[str, Any] = {}
     found: list[Any] = []
     for case, comm in pairs:

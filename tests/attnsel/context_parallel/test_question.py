@@ -15,7 +15,6 @@ if not dist.is_available():
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.registry import CANDIDATES
 from attnsel.context_parallel.group import ContextParallel, Member
-from attnsel.context_parallel.run import OnRanks, select_for_ranks
 from attnsel.runtime import kernels
 from attnsel.runtime.call import NO_EXTRAS, Call, Extras, config
 from attnsel.runtime.dispatch import make_call
@@ -68,6 +67,8 @@ ASKED = [
 
 @each(("backend", "arguments", "comm"), ASKED)
 def test_a_step_is_planned_as_it_is_run(backend: str, arguments: dict[str, Any], comm: str) -> None:
+    from attnsel.context_parallel.run import OnRanks, select_for_ranks  # loads Dynamo: a second
+
     seen: set[tuple[Any, ...]] = set()
     stand_in = kernels.Kernel(len, len, lambda spec, inputs: seen.add(call_of(spec, inputs)))
     call = made(**arguments, backend=backend)

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 
 import attnsel
 from attnsel import debug, override, scaled_dot_product_attention
 from attnsel.f_sdpa import function
+from corners import corner
 from tables import each
 
 B, H, S, D = 2, 4, 6, 8
@@ -59,23 +59,25 @@ MASKS = [
     (TRIANGLE.expand(B, H, S, S).index_fill(0, torch.tensor(1), True), ("arbitrary", "no_bias")),
     (torch.zeros(S, S).masked_fill(~TRIANGLE, -3e38), ("no_mask", "post_scale_bias")),
     (torch.zeros(S, S, requires_grad=True), ("no_mask", "post_scale_bias")),
-    (causal_upper_left(S, S), ("causal", "no_bias")),
-    (causal_lower_right(S, S + 3), ("causal_bottom_right", "no_bias")),
     (torch.ones(S, S + 3, dtype=torch.bool).tril(3), ("causal_bottom_right", "no_bias")),
 ]  # fmt: skip
 
 
 def test_what_a_mask_becomes(q, kinds, handed_over):
-    for mask, kind in MASKS:
+    corners = [
+        (corner("upper_left", S, S), ("causal", "no_bias")),
+        (corner("lower_right", S, S + 3), ("causal_bottom_right", "no_bias")),
+    ]
+    for mask, kind in MASKS + corners:
         k = torch.randn(B, H, mask.shape[-1], D)
         found = scaled_dot_product_attention(q, k, k, mask)
-        plain = mask._materialize() if isinstance(mask, CausalBias) else mask
+        plain = mask._materialize() if type(mask).__name__ == "CausalBias" else mask
         torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, k, plain))
         assert (kinds.pop(), handed_over) == (kind, [])
-    for corner in (causal_lower_right(S, S - 1), causal_upper_left(S - 1, S)):  # PyTorch's words, or its NaN
-        k = torch.randn(B, H, corner.seq_len_kv, D)
+    for mask in (corner("lower_right", S, S - 1), corner("upper_left", S - 1, S)):  # PyTorch's words or NaN
+        k = torch.randn(B, H, mask.seq_len_kv, D)
         with contextlib.suppress(RuntimeError):
-            scaled_dot_product_attention(q, k, k, corner)
+            scaled_dot_product_attention(q, k, k, mask)
         assert handed_over.pop()
     mask = TRIANGLE.clone()  # its contents may change between calls
     scaled_dot_product_attention(q, q, q, mask)
@@ -100,11 +102,13 @@ def test_a_note_of_attnsels_polarity_means_nothing_here(q):
         {"key": torch.randn(B, 3, S, D)},
         {"key": torch.randn(B, 3, S, D), "enable_gqa": True},
         {"query": torch.randn(D)},
-        {"attn_mask": causal_upper_left(S, S), "is_causal": True},
+        {"attn_mask": "upper_left", "is_causal": True},
     ],
 )
 def test_errors_are_pytorchs(q, given):
     call = {"query": q, "key": q, "value": q, **given}
+    if isinstance(call.get("attn_mask"), str):
+        call["attn_mask"] = corner(call["attn_mask"], S, S)
     if "enable_gqa" in given:
         call["value"] = call["key"]
     told = []

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_upper_left
 
 from attnsel import scaled_dot_product_attention
 from attnsel.f_sdpa import function, shim
@@ -52,6 +51,10 @@ def test_it_undoes_itself(monkeypatch):
 
 @pytest.mark.usefixtures("_installed")
 def test_what_calls_it_and_what_has_a_protocol_of_its_own(calls):
+    from torch.nn.attention.bias import (
+        causal_upper_left,  # loads Dynamo: a second that collecting need not take
+    )
+
     q = torch.randn(2, 2, 4, 8)
     ragged = torch.nested.as_nested_tensor([q[0], q[1]], layout=torch.jagged)
     assert F.scaled_dot_product_attention(ragged, ragged, ragged).is_nested

@@ -158,7 +158,9 @@ def test_grouped_heads_and_tensor_offsets() -> None:
     torch.testing.assert_close(out, wanted)
     kv = x.unflatten(2, (2, 4)).clone()
     k = apply_rotary_emb(kv[:, :, 0], cos, sin, True, seqlen_offsets=offsets)
-    torch.testing.assert_close(apply_rotary_emb_kv_(kv, cos, sin, True, offsets)[:, :, 0], k)
+    torch.testing.assert_close(apply_rotary_emb_kv_(kv.clone(), cos, sin, True, offsets)[:, :, 0], k)
+    k = apply_rotary_emb(kv[:, :, 0], cos, sin)  # halves, not pairs, where nothing is said
+    torch.testing.assert_close(apply_rotary_emb_kv_(kv, cos, sin)[:, :, 0], k)
     for num_heads_q in (None, 3, 8, 10):  # nothing to split by, an odd rest, no rest
         with pytest.raises(FlashAttentionError, match="num_heads_q"):
             apply_rotary_emb_qkv_(x, cos, sin, num_heads_q=num_heads_q)

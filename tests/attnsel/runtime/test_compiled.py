@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -210,6 +209,8 @@ class Block(nn.Module):
 
 def test_ten_lengths_need_two_graphs() -> None:
     torch.manual_seed(0)
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     block, counter = Block(softmax_type="learnable"), CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(block, fullgraph=True, backend=counter)
     for s in range(3, 23, 2):

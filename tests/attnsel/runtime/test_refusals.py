@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from attnsel import NoBackendError, attention, clear_cache, override
 from attnsel.backends.registry import CANDIDATES
@@ -188,7 +187,9 @@ def error_of(way: Way) -> BaseException:
     with pytest.raises(BaseException) as caught:  # noqa: PT011 - it is looked at by who asks
         way()
     error = caught.value
-    while isinstance(error, TorchDynamoException) and (inner := error.__cause__ or error.__context__):
+    while isinstance(error, torch._dynamo.exc.TorchDynamoException) and (
+        inner := error.__cause__ or error.__context__
+    ):
         error = inner
     return error
 

@@ -7,7 +7,8 @@ from attnsel.base.model import lazy
 from attnsel.params.attention import _SIZES
 from attnsel.rules import REGISTRY
 from attnsel.selection.adaptations import stages
-from attnsel.selection.evaluate import ALL, NONE_WAIVED, fields_of, fields_read, findings, reevaluate
+from attnsel.selection.evaluate import NONE_WAIVED, findings, reevaluate
+from attnsel.selection.rule_index import ALL, fields_of, fields_read
 from questions import questions
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnsel.selection import steps
 from attnsel.selection.steps import Band, KernelCall, RingSizes, gathered_parts, ring_parts, shapes, shifts
 
 CAUSAL = Band(None, 0)
@@ -44,6 +45,22 @@ def test_every_visible_pair_is_computed_once(sizes: RingSizes, gathered: bool) -
         if (lo is None or j - i >= lo) and (hi is None or j - i <= hi)
     }
     assert seen == wanted
+
+
+def test_of_many_ranks_only_the_chunks_at_the_edges_of_a_window_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n = 512
+    for lo, hi in ((-40, 0), (-3, 9), (None, 0), (-40, None)):
+        sizes = RingSizes(8 * n, 8 * n, n, Band(lo, hi), True, False, False)
+        for rank in (0, 100, n - 1):
+            cut = gathered_parts(sizes, rank)
+            assert len(steps._cuts(sizes, steps.chunks(8, rank, n), 4)) <= 34
+            with monkeypatch.context() as patched:
+                patched.setattr(steps, "_EVERY_CHUNK", n)
+                gathered_parts.cache_clear()
+                assert gathered_parts(sizes, rank) == cut
+            gathered_parts.cache_clear()
 
 
 def _pairs(part: KernelCall, lo: int | None, hi: int | None) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 import threading
 from collections.abc import Iterator
@@ -114,7 +115,8 @@ class Log:
     callback: Any = None
 
     def cudnnSetCallback(self, mask: int, own: Any, callback: Any) -> None:
-        self.callback = callback if mask else None
+        self.callback = callback if ctypes.c_uint(mask).value else None
+        assert own is None
 
     def log(self, text: bytes) -> None:
         if self.callback is not None:

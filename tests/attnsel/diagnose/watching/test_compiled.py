@@ -6,7 +6,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch._dynamo.utils as dynamo  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from attnsel.diagnose.watching.session import watch  # noqa: E402
@@ -23,7 +22,7 @@ def by_hand(q, k, v):
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
-    dynamo.counters.clear()
+    torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
 
@@ -38,7 +37,7 @@ def run(function, backend):
 def test_a_compiled_region_is_compiled_once_and_seen_through_aten():
     with watch() as w:
         run(by_sdpa, "aot_eager")
-    assert dynamo.counters["frames"]["ok"] == 1
+    assert torch._dynamo.utils.counters["frames"]["ok"] == 1
     (site,) = w.sites
     assert site.compiled
     assert site.forward == "aten::_scaled_dot_product_flash_attention_for_cpu"

@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-from torch.nn.attention.bias import causal_lower_right  # noqa: E402
 
 import attnsel  # noqa: E402
 from attnsel.diagnose.watching import judge as judging  # noqa: E402
@@ -57,6 +56,8 @@ def test_where_another_kernel_ran_than_is_read_that_is_said_and_no_reason(monkey
 
 
 def test_a_tensor_subclass_can_be_made_while_operators_are_read():
+    from torch.nn.attention.bias import causal_lower_right  # loads Dynamo: a second
+
     class Marked(torch.Tensor):
         pass
 
