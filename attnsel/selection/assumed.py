@@ -6,24 +6,26 @@ most of the others share is taken; where some would change a verdict, the report
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import and_, or_
+from types import FunctionType
 from typing import Any, NamedTuple
 
-from attnsel.backends.registry import OLDEST_TORCH
+from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
 from attnsel.environment import Environment
 from attnsel.environment.releases import FRONTENDS, default_build, fitting_build, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, Rule
 from attnsel.selection.evaluate import FoldedRules, Kind, Waivers, kind_of, split, waived_codes
-from attnsel.selection.rule_index import names_read
+from attnsel.selection.rule_index import names_in, rule_index
 from attnsel.verdicts.reasons import Candidate, Page, Unknown, Violation
 
 _COMPANIONS = ("torch", "cuda", "cudnn", "triton")
 """What one wheel of PyTorch decides together."""
-_MOVING = frozenset({*_COMPANIONS, "cudnn_frontend"})
 
 
 class Assumption(NamedTuple):
@@ -154,8 +156,8 @@ def _agreed(p: AttentionParams, kind: Kind, component: str, voices: tuple[_Voice
     votes: Counter[tuple[str, str]] = Counter()
     for voice in voices:
         votes.update(dict.fromkeys(heard[voice.env], voice.weight))
-    most = sum(voice.weight for voice in voices)
-    refused = {one for one, count in votes.items() if 2 * count > most}
+    half = sum(voice.weight for voice in voices) / 2
+    refused = {one for one, count in votes.items() if count > half}
     agreed = min(len(those ^ refused) for those in heard.values())
     if len(said ^ refused) > agreed:
         env = next(other for other, those in heard.items() if len(those ^ refused) == agreed)
@@ -184,60 +186,46 @@ def _voices(kind: Kind, component: str) -> tuple[_Voice, ...]:
 @lru_cache(maxsize=512)
 def _contested(env: Environment, component: str) -> tuple[Rule, ...]:
     """The rules that can say something else in another of the likely environments."""
-    moved = frozenset(_moved(component, env))
+    index, moved = rule_index(), frozenset(_moved(component, env))
     there = [env if env in alike else alike[0] for alike in _alike(env, component)]
+    opened = [index.applying(other) for other in there]
+    anywhere, everywhere = reduce(or_, opened), reduce(and_, opened)
     return tuple(
         [
             rule
-            for rule, gates, names in _versions_read()
-            if (not moved.isdisjoint(gates) and len({rule.applies(other) for other in there}) > 1)
-            or (not moved.isdisjoint(names) and any(rule.applies(other) for other in there))
+            for place, rule in index.placed(anywhere)
+            if not everywhere >> place & 1 or not moved.isdisjoint(_named(rule.body))
         ]
     )
 
 
-@lru_cache(maxsize=1)
-def _versions_read() -> tuple[tuple[Rule, frozenset[str], frozenset[str]], ...]:
-    """Rules that depend on what may move: the components that gates read, and those that a body reads."""
-    found = []
-    for rule in REGISTRY.rules.values():
-        gates, names = frozenset(field for field, _ in rule.gates), names_read(rule.body)
-        if not _MOVING.isdisjoint(gates | names):
-            found.append((rule, gates, names))
-    return tuple(found)
+@lru_cache(maxsize=1024)
+def _named(body: Any) -> frozenset[str]:
+    """Every name in a body and in the functions that it calls: whoever reads a version names it."""
+    functions: list[FunctionType] = []
+    called = [body]
+    while called:
+        function = inspect.unwrap(called.pop())
+        if isinstance(function, FunctionType) and function not in functions:
+            functions.append(function)
+            called += map(function.__globals__.get, names_in(function.__code__))
+            called += [cell.cell_contents for cell in function.__closure__ or ()]
+    return frozenset(name for function in functions for name in names_in(function.__code__))
 
 
 @lru_cache(maxsize=512)
 def _alike(env: Environment, component: str) -> tuple[tuple[Environment, ...], ...]:
     """The alternatives by what rules make of their versions, the newest first: one answers for all of a
     group."""
-    likely = alternatives(env, component)
-    if len(likely) < 2:
-        return ()
     groups: dict[tuple[Any, ...], list[Environment]] = {}
-    if component == "torch":
-        # Edges that lie between none of them tell no two apart.
-        between = [
-            (name, edge)
-            for name in _moved(component, env)
-            for edge in every_edge(name)
-            if len({getattr(other, name) >= edge for other in likely}) > 1
-        ]
-    else:
-        rules = [rule for rule in REGISTRY.rules.values() if any(True for _ in rule.edges(component))]
-    for other in reversed(likely):
-        if component == "torch":
-            opened = tuple([getattr(other, name) >= edge for name, edge in between])
-        else:
-            opened = tuple([rule.applies(other) for rule in rules])
+    moved = _moved(component, env)
+    every = [(n, edge) for n in moved for edge in {e for name in CANDIDATES for e in edges(name, n)}]
+    rules = [rule for rule in REGISTRY.rules.values() if component != "torch" and any(rule.edges(component))]
+    for other in reversed(alternatives(env, component)):
+        above = [getattr(other, n) >= edge for n, edge in every]
+        opened = tuple(above) if component == "torch" else tuple([rule.applies(other) for rule in rules])
         groups.setdefault(opened, []).append(other)
     return tuple(map(tuple, groups.values()))
-
-
-@lru_cache(maxsize=8)
-def every_edge(component: str) -> tuple[Version, ...]:
-    """Versions of a component at which some rule changes its mind."""
-    return tuple({edge for rule in REGISTRY.rules.values() for edge in rule.edges(component)})
 
 
 @lru_cache(maxsize=4096)
@@ -286,7 +274,7 @@ def _may_rest(candidate: Candidate, likely: tuple[Environment, ...], component: 
     return False
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def edges(name: str, component: str) -> tuple[Version, ...]:
     """Versions of a component at which some rule about this candidate changes its mind, lowest first."""
     rules = (rule for rule in REGISTRY.rules.values() if name in rule.candidates)

@@ -109,16 +109,9 @@ class FoldedRules(NamedTuple):
     groups: tuple[Group, ...]
     bodies: tuple[tuple[Callable[..., Any], int], ...]
 
-    def findings(
-        self, p: AttentionParams, env: Environment, reach: frozenset[str] | None = None
-    ) -> list[tuple[Rule, Any]] | None:
-        """What they have to say, in their order.
-
-        ``reach``: fields that something can be done about; None at the first violation of another one.
-        """
+    def findings(self, p: AttentionParams, env: Environment) -> list[tuple[Rule, Any]]:
+        """What they have to say, in their order."""
         found: dict[int, Any] = dict(self.said)
-        if found and reach is not None and any(_stops(finding, reach) for finding in found.values()):
-            return None
         rules = self.rules
         for read, all_hold, checks in self.groups:
             value = read(p)
@@ -129,22 +122,14 @@ class FoldedRules(NamedTuple):
                     continue
                 about = concerns(p, env)
                 if about is None or about:
-                    finding = found[place] = rules[place].violation(p, env)
-                    if reach is not None and _stops(finding, reach):
-                        return None
+                    found[place] = rules[place].violation(p, env)
         for body, place in self.bodies:
             finding = body(p, env)
             if finding is not None:
                 found[place] = finding
-                if reach is not None and _stops(finding, reach):
-                    return None
         if not found:
             return []
         return [(rules[place], finding) for place, finding in sorted(found.items()) if finding is not None]
-
-
-def _stops(finding: Any, reach: frozenset[str]) -> bool:
-    return isinstance(finding, Violation) and finding.field not in reach
 
 
 @lru_cache(maxsize=2048)
@@ -263,16 +248,6 @@ _SHARED = tuple(name for name in _FIELDS if name not in VARYING)
 _shared = itemgetter(*map(_FIELDS.index, _SHARED))
 
 
-def kind_of(p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED) -> Kind:
-    """The kind of ``p``, with what is known of it there."""
-    return _kind(_shared(p._key), env, waivers)
-
-
-@lru_cache(maxsize=1024)
-def _kind(shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> Kind:
-    return Kind(shared, env, waivers)
-
-
 class Kind:
     """What rules say of the questions of one kind in one environment, by the candidates that are asked about.
 
@@ -306,47 +281,49 @@ class Kind:
                 said, left = split(rules.rules, q, env)
             against: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
             _add(against, said)
-            known = KindRules(against, left, _places(rules.rules), known is not None)
+            known = KindRules(against, left, rules.rules, known is not None)
             self._rules[key] = known
         return known
 
 
 class KindRules(NamedTuple):
     """``against``: by candidate, what rules say of every question of the kind. ``left``: the rules that are
-    to be asked about each. ``places``: all of them in their order. ``split``: whether there are two parts."""
+    to be asked about each. ``rules``: all of them in their order. ``split``: whether there are two parts."""
 
     against: dict[str, list[Reason]]
     left: FoldedRules
-    places: dict[Page, int]
+    rules: tuple[Page, ...]
     split: bool
 
     def findings(self, p: AttentionParams, env: Environment) -> dict[str, list[Reason]]:
         """Every reason against every candidate, in the order of the rules."""
         found = {name: [*reasons] for name, reasons in self.against.items()}
-        for name in _add(found, self.left.findings(p, env) or ()):
-            self._in_order(name, found[name])
+        for name in _add(found, self.left.findings(p, env)):
+            if self.against[name]:
+                found[name].sort(key=lambda reason: self.rules.index(reason.rule))
         return found
 
     def within(
         self, name: str, p: AttentionParams, env: Environment, reach: frozenset[str]
     ) -> list[Reason] | None:
-        """The reasons against the one candidate; None as soon as one is about something that cannot be
-        changed."""
-        said = self.against[name]
-        for reason in said:
-            if _stops(reason.finding, reach):
-                return None
-        found = self.left.findings(p, env, reach)
-        if not found:
-            return None if found is None else [*said]
-        reasons = [*said, *(Reason(rule, finding) for rule, finding in found)]
-        self._in_order(name, reasons)
-        return reasons
+        """The reasons against the one candidate; None where one is about something that cannot be changed:
+        ``reach`` are the fields that can be."""
+        if _beyond(self.against[name], reach):
+            return None
+        reasons = self.findings(p, env)[name]
+        return None if _beyond(reasons, reach) else reasons
 
-    def _in_order(self, name: str, reasons: list[Reason]) -> None:
-        if self.against[name]:
-            places = self.places
-            reasons.sort(key=lambda reason: places[reason.rule])
+
+def _beyond(reasons: list[Reason], reach: frozenset[str]) -> bool:
+    return any(isinstance(finding, Violation) and finding.field not in reach for _, finding in reasons)
+
+
+_kind = lru_cache(maxsize=1024)(Kind)
+
+
+def kind_of(p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED) -> Kind:
+    """The kind of ``p``, with what is known of it there."""
+    return _kind(_shared(p._key), env, waivers)
 
 
 def _add(found: dict[str, list[Reason]], said: Iterable[tuple[Rule, Any]]) -> set[str]:
@@ -359,11 +336,6 @@ def _add(found: dict[str, list[Reason]], said: Iterable[tuple[Rule, Any]]) -> se
                 found[name].append(reason)
                 about.add(name)
     return about
-
-
-@lru_cache(maxsize=2048)
-def _places(rules: tuple[Rule, ...]) -> dict[Page, int]:
-    return {rule: place for place, rule in enumerate(rules)}
 
 
 def split(

@@ -154,7 +154,7 @@ def _collect(function: Any, found: set[str], seen: set[Any]) -> bool:
         return True
     seen.add(function)
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    for name in _names(function.__code__):
+    for name in names_in(function.__code__):
         if name in _OPAQUE:
             return False
         if name in _EVERYTHING:
@@ -176,14 +176,15 @@ def _attributes(name: str) -> tuple[Any, ...]:
     return tuple([attribute for attribute in has if isinstance(attribute, (lazy, property, FunctionType))])
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
+    """Names that a function's code loads, and those among its texts."""
     yield from code.co_names
     for constant in code.co_consts:  # a field may be named by a text, alone or among others
         texts = constant if isinstance(constant, tuple) else (constant,)
         yield from (text for text in texts if isinstance(text, str) and text.isidentifier())
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)
 
 
 def _may_read(value: Any) -> bool:

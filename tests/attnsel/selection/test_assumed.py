@@ -7,8 +7,10 @@ import random
 import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
-from attnsel.selection.assumed import _alike, _reads, alternatives, resolve_assumed
-from attnsel.selection.evaluate import Waivers, findings
+from attnsel.rules import REGISTRY
+from attnsel.rules.codes import question
+from attnsel.selection.assumed import _alike, _named, _reads, alternatives, resolve_assumed
+from attnsel.selection.evaluate import NONE_WAIVED, Waivers, findings
 from attnsel.selection.inquiry import waivers_of
 from questions import questions
 
@@ -110,3 +112,14 @@ def test_rules_that_say_the_same_everywhere_have_no_vote(seed: int, count: int) 
             assert found == voted_over_everything(p, env, waivers), (p, env, policy)
             moved += found != env
     assert moved > count // 50
+
+
+def test_the_vote_is_that_of_all_about_rules_that_read_a_version() -> None:
+    """Their own examples, where only the GPU and cuDNN are stated."""
+    for rule in REGISTRY.rules.values():
+        if any(rule.edges("cudnn_frontend")) or not _named(rule.body).isdisjoint(Environment.model_fields):
+            p, there = question(rule, rule.fires_on)
+            for gpu in {there.device.name, "H100", "B200", "A100"} - {""}:
+                for cudnn in (there.cudnn, "9.1.0", "9.8.0", "9.19.0"):
+                    env = Environment.describe(gpu, cudnn=cudnn)
+                    assert resolve_assumed(p, env, NONE_WAIVED) == voted_over_everything(p, env, NONE_WAIVED)

@@ -49,18 +49,18 @@ def test_each_is_told_what_every_rule_says_of_it(seed: int, count: int) -> None:
     """The first of a kind, the second, and those after; about all candidates, and about one."""
     rng = random.Random(seed)
     for p, env, policy in questions(seed, count):
-        waivers = waivers_of(policy)
         for q in of_its_kind(p, rng):
-            expected = asked_directly(q, env, waivers)
-            assert findings(q, env, waivers) == expected, (q, env)
-            name = rng.choice(list(expected))
-            assert findings(q, env, waivers, (name,))[name] == expected[name]
-            every = frozenset(reason.field for reason in expected[name])
-            rules = kind_of(q, env, waivers).rules((name,))
-            assert rules.within(name, q, env, every) == expected[name]
-            violated = [reason.field for reason in expected[name] if not reason.unknown]
-            if violated:
-                assert rules.within(name, q, env, every - {rng.choice(violated)}) is None
+            for waivers in (waivers_of(policy), Waivers(("all",), preview=True)):
+                expected = asked_directly(q, env, waivers)
+                assert findings(q, env, waivers) == expected, (q, env)
+                name = rng.choice(list(expected))
+                assert findings(q, env, waivers, (name,))[name] == expected[name]
+                every = frozenset(reason.field for reason in expected[name])
+                rules = kind_of(q, env, waivers).rules((name,))
+                assert rules.within(name, q, env, every) == expected[name]
+                violated = [reason.field for reason in expected[name] if not reason.unknown]
+                if violated:
+                    assert rules.within(name, q, env, every - {rng.choice(violated)}) is None
 
 
 def test_a_new_length_asks_only_rules_that_read_one() -> None:
@@ -70,5 +70,5 @@ def test_a_new_length_asks_only_rules_that_read_one() -> None:
     rules = kind_of(AttentionParams(max_seqlen_q=2050), env).rules()
     assert rules.split
     left = rules.left.rules
-    assert 2 * len(left) < len(rules.places)
+    assert 2 * len(left) < len(rules.rules)
     assert not [rule.code for rule in left if VARYING.isdisjoint(fields_of(rule))]
