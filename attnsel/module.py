@@ -226,7 +226,8 @@ class DotProductAttention(nn.Module):
                     (cu_seqlens_q_padded, cu_seqlens_kv_padded),
                 )
             offset = self.softmax_offset if self._learnable else None
-            if (
+            static = self._configs[self.training]
+            if not (
                 qkv_format is None
                 and attn_mask_type is None
                 and window_size is None
@@ -234,9 +235,8 @@ class DotProductAttention(nn.Module):
                 and softmax_scale is None
                 and core_attention_bias_type == "no_bias"
             ):
-                static = self._configs[self.training]
-            else:
-                static = self._config(
+                static = _with(
+                    static,
                     qkv_format,
                     attn_mask_type,
                     window_size,
@@ -319,7 +319,8 @@ class DotProductAttention(nn.Module):
             given |= {s + "_padded": t for s, t in zip(sides, starts, strict=True)}
         tensors = {name: given[name] for name in Extras._fields if name in given}
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
-        static = self._config(**{name: given[name] for name in signature(self._config).parameters})
+        overrides = [given[name] for name in signature(_overridden).parameters if name in given]
+        static = _with(self._configs[self.training], *overrides)
         layers = ("query_layer", "key_layer", "value_layer", "qkv_layer", "kv_layer", "qkv_interleave_dim")
         q, k, v, qkv_layer, kv_layer, interleave_dim = (given[name] for name in layers)
         paged = extras.block_table is not None
@@ -342,25 +343,6 @@ class DotProductAttention(nn.Module):
         state = dict(self.__dict__)
         state.pop("_last", None)  # holds closures over kernels
         return state
-
-    def _config(
-        self,
-        qkv_format: str | None,
-        attn_mask_type: str | None,
-        window_size: tuple[int, int] | None,
-        bottom_right_diagonal: bool | None,
-        core_attention_bias_type: str,
-        softmax_scale: float | None,
-    ) -> Config:
-        """The module's static side with what this call says otherwise; None says nothing."""
-        given = (qkv_format, attn_mask_type, window_size, bottom_right_diagonal, core_attention_bias_type)
-        base = self._configs[self.training]
-        try:
-            if not torch.compiler.is_compiling():
-                return _known_override(base, *given, softmax_scale)
-        except TypeError:  # what cannot be hashed
-            pass
-        return _overridden(base, *given, softmax_scale)
 
     def _run_wrapped(
         self, static: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, recompute: bool
@@ -401,23 +383,29 @@ def _overridden(
     core_attention_bias_type: Any,
     softmax_scale: Any,
 ) -> Config:
-    """The module's Config with what a call says otherwise; None says nothing."""
-    changes: dict[str, Any] = {"bias_type": core_attention_bias_type}
-    if qkv_format is not None:
-        changes["qkv_format"] = qkv_format
-    if attn_mask_type is not None:
-        changes["attn_mask_type"] = mask_name(attn_mask_type)
-        changes["bottom_right_diagonal"] = None  # the mask type given here decides
-    if window_size is not None:
-        changes["window_size"] = window_pair(window_size)
+    """The module's static side with what a call says otherwise; None says nothing."""
+    changes = {
+        "qkv_format": qkv_format,
+        "window_size": window_pair(window_size),
+        "softmax_scale": softmax_scale,
+    }
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if attn_mask_type is not None:  # it decides where the diagonal is, unless that is said too
+        changes |= {"attn_mask_type": mask_name(attn_mask_type), "bottom_right_diagonal": None}
     if bottom_right_diagonal is not None:
         changes["bottom_right_diagonal"] = bottom_right_diagonal
-    if softmax_scale is not None:
-        changes["softmax_scale"] = softmax_scale
-    return base.replace(**changes)
+    return base.replace(**changes, bias_type=core_attention_bias_type)
 
 
-_known_override = lru_cache(maxsize=1024, typed=True)(_overridden)
+_known_override = lru_cache(maxsize=4096, typed=True)(_overridden)
+
+
+def _with(base: Config, *overrides: Any) -> Config:
+    """``_overridden``, remembered outside graphs."""
+    try:
+        return (_overridden if torch.compiler.is_compiling() else _known_override)(base, *overrides)
+    except TypeError:  # what cannot be hashed
+        return _overridden(base, *overrides)
 
 
 def _both_modes(static: dict[str, Any], dropout: float) -> dict[bool, Config]:

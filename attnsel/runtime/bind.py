@@ -155,21 +155,13 @@ def _bind(binding: Binding, call: Call) -> tuple[Run, Plain | None, Beside | Non
         return _through_contract(binding), None, None
     example = binding.gather(call)
     op: Callable[..., Tensor] | None = refusing(kernel.bind, binding.spec, example)
-    if op is None:
+    if op is None or binding.spec.packed or call.paged:
         prepare(binding, call)
         return _through_contract(binding), None, None
     finish = _finish(config, example)
     if not any(t is not None for t in _others(example)):
         plain = _plain(config, op, finish)
         return lambda call: plain(call.q, call.k, call.v), plain, None
-    if binding.spec.packed or call.paged:
-        gather = binding.gather
-
-        def run(call: Call) -> Tensor:
-            inputs = gather(call)
-            return finish(op(*inputs[:3], *_others(inputs)))
-
-        return run, None, None
     beside = _beside(binding, call, op, finish)
     return lambda call: beside(*call[1:5]), None, beside
 
@@ -349,20 +341,19 @@ def padded_lengths(example: Call) -> Callable[[Tensor, Tensor, Extras], Lengths]
     config, sizes, extras = example.config, sizes_of(example), example.extras
     checked = example.settings.check or _readable(extras)
     lengths_on_cpu = checked and extras.cu_seqlens_q is not None and example.q.device.type == "cpu"
-    last: list[tuple[Any, Lengths]] = []
+    last: tuple[Any, Lengths] | None = None
 
     def lengths(q: Tensor, k: Tensor, extras: Extras) -> Lengths:
-        held = None
+        nonlocal last
+        held, known = None, last
         if lengths_on_cpu:
             held = [cu.tolist() for cu in (extras.cu_seqlens_q, extras.cu_seqlens_kv) if cu is not None]
-            for known, made in last:
-                if known == held:
-                    return made
+            if known is not None and known[0] == held:
+                return known[1]
         if checked:
             check_contents(config, sizes, q, k, extras)
         made = real_lengths(extras)
-        if held is not None:
-            last[:] = [(held, made)]
+        last = (held, made) if lengths_on_cpu else None
         return made
 
     return lengths

@@ -121,21 +121,23 @@ _Guards = _reliable_guards()
 
 def guard_of(call: Call) -> Guard | None:
     """A check that the tensors of an outline are like those of this call; None where there is none."""
-    if _Guards is None or is_transformed():
+    try:
+        tensors = (call.q, call.k, call.v, *_beside_guarded(call.config, call.extras)[1])
+    except TypeError:
         return None
-    outline = _outline_beside(call.config, call.extras)
-    tensors = () if outline is None else (call.q, call.k, call.v, *outline[1])
-    if not tensors or any(type(t) not in _GUARDED for t in tensors):
+    if _Guards is None or is_transformed() or any(type(t) not in _GUARDED for t in tensors):
         return None
     return _guard(_Guards, *tensors)
 
 
-def _outline_beside(config: Config, extras: Extras) -> tuple[Any, list[Tensor]] | None:
-    """What a guard does not see of the other tensors, and those that it is asked about."""
+def _beside_guarded(config: Config, extras: Extras) -> tuple[Any, list[Tensor]]:
+    """What a guard does not see of the other tensors, and those it is asked about. Raises TypeError for what
+    cannot be guarded."""
+    if extras is NO_EXTRAS:
+        return None, []
     same, mask = extras.cu_seqlens_q is extras.cu_seqlens_kv, extras.attention_mask
     places = _places(tuple(map(type, extras)), same)
-    if places is None:
-        return None
+    tensors: list[Any] = [extras[place] for place in places]
     told = (
         places,
         same,
@@ -144,15 +146,14 @@ def _outline_beside(config: Config, extras: Extras) -> tuple[Any, list[Tensor]] 
         mask is not None and known_to_be_trivial(mask),
         lengths_read(config, extras) if config.qkv_format == "thd" else (),
     )
-    tensors: list[Any] = [extras[place] for place in places]
     return told, tensors
 
 
 @lru_cache(maxsize=256)
-def _places(kinds: tuple[type, ...], same: bool) -> tuple[int, ...] | None:
-    """Where the tensors stand among the extras, each once; None where not all of them can be guarded."""
+def _places(kinds: tuple[type, ...], same: bool) -> tuple[int, ...]:
+    """Where the tensors stand among the extras, each once. Raises TypeError where not all can be guarded."""
     if not set(kinds) <= {*_GUARDED, int, type(None)}:
-        return None
+        raise TypeError
     once = Extras._fields.index("cu_seqlens_kv") if same else None
     return tuple(n for n, kind in enumerate(kinds) if kind in _GUARDED and n != once)
 
@@ -171,26 +172,18 @@ class CallCache(BoundedCache["Bound"]):
         if type(q) is FakeTensor:
             return None  # never kept
         outline: Any = None
-        others: list[Tensor] = []
         try:
             where = q.data_ptr() | k.data_ptr() | v.data_ptr()
-            if extras is NO_EXTRAS:
-                outline = config, _grad_enabled(), _deterministic()
-            else:
-                beside = _outline_beside(config, extras)
-                if beside is not None:
-                    others = beside[1]
-                    for t in others:
-                        where |= t.data_ptr()
-                    outline = config, _grad_enabled(), _deterministic(), beside[0]
-            if where & 15:
-                outline = None  # a guard sees no addresses
-            else:
+            beside, others = (None, ()) if extras is NO_EXTRAS else _beside_guarded(config, extras)
+            for t in others:
+                where |= t.data_ptr()
+            if not where & 15:  # a guard sees no addresses
+                outline = (config, _grad_enabled(), _deterministic(), beside)
                 for last in self._last.get(outline, ()):
                     if last.settings is settings and last.guard(q, k, v, *others):  # type: ignore[misc]
                         self.hits += 1
                         return last
-        except (AttributeError, TypeError, RuntimeError):  # what has no address: the signature says more
+        except (AttributeError, TypeError, RuntimeError):  # no address, or no guard: the signature says more
             outline = None
         try:
             bound = self.get(signature_of(config, settings, q, k, v, extras))

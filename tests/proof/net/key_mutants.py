@@ -2,8 +2,8 @@
 
     python tests/proof/net/key_mutants.py        # a line for each field: the pair that noticed; 1 if none did
 
-A field is an element of a tuple in the functions of ``attnsel/runtime/signature.py`` that make keys, an operand
-of ``and`` in what compares them, or a condition of F.sdpa's place. What is dropped becomes a constant.
+A field is an element of a tuple in the functions of ``attnsel/runtime/signature.py`` that make keys, an
+operand of ``and`` in what compares them, or a condition of F.sdpa's place. What is dropped becomes a constant.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[2] / folder) for folder in ("net", "support")]
 
 import pytest  # noqa: E402
-import test_behaviour as net  # noqa: E402
 
+import test_behaviour as net  # noqa: E402
 from attnsel.runtime import dispatch  # noqa: E402
 
 PLACES = {
-    "attnsel.runtime.signature": ("signature_of", "facts", "_beside", "_outline_beside", "find"),
+    "attnsel.runtime.signature": ("signature_of", "facts", "_beside", "_beside_guarded", "find"),
     "attnsel.f_sdpa.function": ("surroundings", "_chosen_by_the_program", "_asked", "_without_mask"),
 }
-EQUIVALENT = {
-    # A tensor by itself: whether it is trivial, which is a field, is all that a choice takes from a mask.
-}
+NOT_OF_A_KEY = ("is not None", "Error")  # what is there at all, and what may be raised
+IN_F_SDPA = {"attn_mask_type": "no_mask", "softmax_scale": None, "attention_dropout": 0.0, "enable_gqa": True}
 
 
 def constant(node: ast.expr, value: Any) -> ast.expr:
@@ -42,30 +41,20 @@ def fields(function: ast.FunctionDef) -> Iterator[tuple[str, ast.AST, str, int |
     """What may be dropped: its text, where it stands, and what stands there instead."""
     for node in ast.walk(function):
         if isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Load) and len(node.elts) > 2:
-            if all(isinstance(one, ast.Name) and one.id.endswith("Error") for one in node.elts):
-                continue
             for n, one in enumerate(node.elts):
                 dropped = constant(one, None)
                 if isinstance(one, ast.Starred):
                     dropped = ast.copy_location(ast.Starred(constant(one, ()), ast.Load()), one)
                 yield ast.unparse(one), node, "elts", n, dropped
-        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And) and function.name != "facts":
+        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
             for n, one in enumerate(node.values):
                 yield ast.unparse(one), node, "values", n, constant(one, True)
-        elif isinstance(node, ast.If) and not isinstance(node.test, (ast.BoolOp, ast.Compare)):
+        elif isinstance(node, ast.If) and isinstance(node.test, (ast.Name, ast.Call)):
             yield f"if {ast.unparse(node.test)}", node, "test", None, constant(node.test, False)
-        elif (
-            isinstance(node, ast.keyword)
-            and function.name == "_asked"
-            and not isinstance(node.value, ast.Constant)
-        ):
-            yield ast.unparse(node), node, "value", None, constant(node.value, DEFAULTS[str(node.arg)])
-
-
-DEFAULTS = {
-    "attn_mask_type": "no_mask", "bias_type": "no_bias", "softmax_scale": None, "attention_dropout": 0.0,
-    "is_training": False, "enable_gqa": True,
-}  # fmt: skip
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd) and function.name == "find":
+            yield ast.unparse(node), node, "left", None, constant(node, 0)
+        elif isinstance(node, ast.keyword) and function.name == "_asked" and node.arg in IN_F_SDPA:
+            yield ast.unparse(node), node, "value", None, constant(node.value, IN_F_SDPA[node.arg])
 
 
 def mutants(module: ModuleType) -> Iterator[tuple[str, ast.Module]]:
@@ -73,6 +62,8 @@ def mutants(module: ModuleType) -> Iterator[tuple[str, ast.Module]]:
     for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
         if function.name in PLACES[module.__name__]:
             for text, node, attribute, n, dropped in fields(function):
+                if text.endswith(NOT_OF_A_KEY):
+                    continue
                 held = getattr(node, attribute)
                 setattr(node, attribute, dropped if n is None else [*held[:n], dropped, *held[n + 1 :]])
                 yield f"{function.name}: {text}", copy.deepcopy(tree)
