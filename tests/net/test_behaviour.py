@@ -102,6 +102,12 @@ def one_cu() -> Given:
     return given | {"cu_seqlens_kv": given["cu_seqlens_q"]}
 
 
+def padded() -> Given:
+    """With one tensor for both lengths."""
+    one = cu(0, 3, 5)
+    return dense(module={"attn_mask_type": "padding"}, cu_seqlens_q=one, cu_seqlens_kv=one)
+
+
 def gapped() -> Given:
     starts = {f"cu_seqlens_{side}_padded": cu(0, 4, 8) for side in ("q", "kv")}
     return packed(**starts, cu_seqlens_q=cu(0, 2, 5))
@@ -129,7 +135,8 @@ CALLS: dict[str, Callable[[], Given]] = {
         f_sdpa={"enable_gqa": True}, **{n: numbers(n, 2, h, 4, 8) for n, h in (("q", 4), ("k", 2), ("v", 2))}
     ),
     "causal by f_sdpa": lambda: dense(f_sdpa={"is_causal": True}),
-    "one cu_seqlens": one_cu,
+    "no grad": lambda: dense(inference=True, within="no_grad"),
+    "padded": padded,
     "wide v": lambda: dense(attention={}, v=numbers("v", 2, 4, 2, 16)),
     "window": lambda: dense(window_size=(1, 1)),
     "longer keys": lambda: dense(window_size=(1, 1), **{n: numbers(n, 2, 6, 2, 8) for n in "kv"}),
@@ -243,13 +250,13 @@ FIELDS: dict[str, tuple[str, Given | Callable[[], Given]]] = {
     "grad mode": ("grads in inference", {"within": "no_grad"}),
     "deterministic algorithms": ("dense", {"within": "deterministic"}),
     "autocast": ("dense", {"within": "autocast"}),
-    "inference mode": ("inference", {"within": "inference"}),
+    "inference mode": ("no grad", {"within": "inference"}),
     "a transform": ("dense", {"within": "vmap"}),
     "which of the others": (
         "biased",
         {"core_attention_bias": lambda _: None, "attention_mask": numbers("bias", 1, 2, 4, 4)},
     ),
-    "cu_seqlens_kv or none": ("one cu_seqlens", {"cu_seqlens_kv": lambda _: None}),
+    "cu_seqlens_kv or none": ("padded", {"cu_seqlens_kv": lambda _: None}),
     "extras or none": ("dense", CALLS["biased"]),
     "one cu_seqlens or two": ("packed", one_cu),
     "a mask that hides nothing": ("hides nothing", CALLS["masked"]),

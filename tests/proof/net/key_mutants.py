@@ -3,7 +3,7 @@
     python tests/proof/net/key_mutants.py        # a line for each field: the pair that noticed; 1 if none did
 
 A field is an element of a tuple in the functions of ``attnsel/runtime/signature.py`` that make keys, an
-operand of ``and`` in what compares them, or a condition of F.sdpa's place. What is dropped becomes a constant.
+operand of ``and`` in what compares them, or a condition of F.sdpa's place. A constant takes its place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLACES = {
     "attnsel.runtime.signature": ("signature_of", "facts", "_beside", "_beside_guarded", "find"),
     "attnsel.f_sdpa.function": ("surroundings", "_chosen_by_the_program", "_asked", "_without_mask"),
 }
-NOT_OF_A_KEY = ("is not None", "Error")  # what is there at all, and what may be raised
+NOT_OF_A_KEY = ("is not None", "Error", "InvalidInput")  # what is there at all, and what may be raised
 IN_F_SDPA = {"attn_mask_type": "no_mask", "softmax_scale": None, "attention_dropout": 0.0, "enable_gqa": True}
 
 
