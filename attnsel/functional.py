@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from attnsel.base.suggestions import arguments_of, unknown_argument
-from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name, unpack, window_pair
-from attnsel.runtime.dispatch import attend
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, unpack, window_pair
+from attnsel.runtime.dispatch import attend, attend_again
 
 
 def attention(
@@ -84,25 +86,16 @@ def attention(
     """
     if unknown:
         raise unknown_argument("attention", next(iter(unknown)), arguments_of(attention))
-    if is_training is None:
-        is_training = isinstance(attention_dropout, (int, float)) and attention_dropout > 0.0
-    static = config(
-        qkv_format=qkv_format,
-        attn_mask_type=mask_name(attn_mask_type),
-        window_size=window_pair(window_size),
-        bottom_right_diagonal=bottom_right_diagonal,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        attention_dropout=attention_dropout,
-        softmax_type=softmax_type,
-        bias_type=core_attention_bias_type,
-        is_training=is_training,
-        deterministic=deterministic,
-        return_lse=return_lse,
-        return_max_logit=return_max_logit,
-        backend=backend,
-        adapt=adapt,
-    )
+    given = (
+        qkv_format, attn_mask_type, window_size, bottom_right_diagonal, softmax_scale, softcap,
+        attention_dropout, softmax_type, core_attention_bias_type, is_training, deterministic,
+        return_lse, return_max_logit, backend, adapt,
+    )  # fmt: skip
+    compiling = torch.compiler.is_compiling()
+    try:
+        static = _static_side(*given) if compiling else _known_side(*given)
+    except TypeError:  # what cannot be hashed
+        static = _static_side(*given)
     interleaved = type(qkv_interleave_dim) is not int or qkv_interleave_dim != -3
     packed = interleaved or qkv_layer is not None or kv_layer is not None
     if packed or q is None or k is None or v is None:
@@ -121,18 +114,41 @@ def attention(
         and max_seqlen_kv is None
         and block_table is None
     ):
-        return attend(static, q, k, v, NO_EXTRAS)
-    extras = Extras(
-        attention_mask,
-        core_attention_bias,
-        alibi_slopes,
-        softmax_offset,
-        cu_seqlens_q,
-        cu_seqlens_kv,
-        cu_seqlens_q_padded,
-        cu_seqlens_kv_padded,
-        max_seqlen_q,
-        max_seqlen_kv,
-        block_table,
-    )
-    return attend(static, q, k, v, extras)
+        extras = NO_EXTRAS
+    else:
+        extras = Extras(
+            attention_mask,
+            core_attention_bias,
+            alibi_slopes,
+            softmax_offset,
+            cu_seqlens_q,
+            cu_seqlens_kv,
+            cu_seqlens_q_padded,
+            cu_seqlens_kv_padded,
+            max_seqlen_q,
+            max_seqlen_kv,
+            block_table,
+        )
+    result = None if compiling else attend_again(static, q, k, v, extras)
+    return attend(static, q, k, v, extras) if result is None else result
+
+
+_STATIC = (
+    *("qkv_format", "attn_mask_type", "window_size", "bottom_right_diagonal", "softmax_scale", "softcap"),
+    *("attention_dropout", "softmax_type", "bias_type", "is_training", "deterministic"),
+    *("return_lse", "return_max_logit", "backend", "adapt"),
+)
+
+
+def _static_side(*given: Any) -> Config:
+    """The Config of the arguments ``_STATIC``, as they were given."""
+    named = dict(zip(_STATIC, given, strict=True))
+    named["attn_mask_type"] = mask_name(named["attn_mask_type"])
+    named["window_size"] = window_pair(named["window_size"])
+    if named["is_training"] is None:
+        dropout = named["attention_dropout"]
+        named["is_training"] = isinstance(dropout, (int, float)) and dropout > 0.0
+    return config(**named)
+
+
+_known_side = lru_cache(maxsize=4096, typed=True)(_static_side)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -225,14 +226,24 @@ class DotProductAttention(nn.Module):
                     (cu_seqlens_q_padded, cu_seqlens_kv_padded),
                 )
             offset = self.softmax_offset if self._learnable else None
-            static = self._config(
-                qkv_format,
-                attn_mask_type,
-                window_size,
-                bottom_right_diagonal,
-                core_attention_bias_type,
-                softmax_scale,
-            )
+            static = self._configs[self.training]
+            if not (
+                qkv_format is None
+                and attn_mask_type is None
+                and window_size is None
+                and bottom_right_diagonal is None
+                and softmax_scale is None
+                and core_attention_bias_type == "no_bias"
+            ):
+                static = _with(
+                    static,
+                    qkv_format,
+                    attn_mask_type,
+                    window_size,
+                    bottom_right_diagonal,
+                    core_attention_bias_type,
+                    softmax_scale,
+                )
             interleaved = type(qkv_interleave_dim) is not int or qkv_interleave_dim != -3
             packed = interleaved or qkv_layer is not None or kv_layer is not None
             if packed or query_layer is None or key_layer is None or value_layer is None:
@@ -308,7 +319,8 @@ class DotProductAttention(nn.Module):
             given |= {s + "_padded": t for s, t in zip(sides, starts, strict=True)}
         tensors = {name: given[name] for name in Extras._fields if name in given}
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
-        static = self._config(**{name: given[name] for name in signature(self._config).parameters})
+        overrides = [given[name] for name in signature(_overridden).parameters if name in given]
+        static = _with(self._configs[self.training], *overrides)
         layers = ("query_layer", "key_layer", "value_layer", "qkv_layer", "kv_layer", "qkv_interleave_dim")
         q, k, v, qkv_layer, kv_layer, interleave_dim = (given[name] for name in layers)
         paged = extras.block_table is not None
@@ -331,42 +343,6 @@ class DotProductAttention(nn.Module):
         state = dict(self.__dict__)
         state.pop("_last", None)  # holds closures over kernels
         return state
-
-    def _config(
-        self,
-        qkv_format: str | None,
-        attn_mask_type: str | None,
-        window_size: tuple[int, int] | None,
-        bottom_right_diagonal: bool | None,
-        core_attention_bias_type: str,
-        softmax_scale: float | None,
-    ) -> Config:
-        """This call's static side; the module's own unless something is overridden."""
-        if (
-            qkv_format is None
-            and attn_mask_type is None
-            and window_size is None
-            and bottom_right_diagonal is None
-            and softmax_scale is None
-            and core_attention_bias_type == "no_bias"
-        ):
-            return self._configs[self.training]
-        fields = dict(self._static)
-        if qkv_format is not None:
-            fields["qkv_format"] = qkv_format
-        if attn_mask_type is not None:
-            fields["attn_mask_type"] = mask_name(attn_mask_type)
-            if bottom_right_diagonal is None:
-                fields["bottom_right_diagonal"] = None  # the mask type given here decides
-        if window_size is not None:
-            fields["window_size"] = window_pair(window_size)
-        if bottom_right_diagonal is not None:
-            fields["bottom_right_diagonal"] = bottom_right_diagonal
-        if softmax_scale is not None:
-            fields["softmax_scale"] = softmax_scale
-        fields["bias_type"] = core_attention_bias_type
-        dropout = self.attention_dropout if self.training else 0.0
-        return config(**fields, attention_dropout=dropout, is_training=self.training)
 
     def _run_wrapped(
         self, static: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, recompute: bool
@@ -396,6 +372,40 @@ class DotProductAttention(nn.Module):
             f"heads={self.num_attention_heads}/{self.num_gqa_groups}, d={self.head_dim_qk}/{self.head_dim_v}"
         )
         return f"{shapes}, {self._static['qkv_format']}, {self._static['attn_mask_type']}"
+
+
+def _overridden(
+    base: Config,
+    qkv_format: Any,
+    attn_mask_type: Any,
+    window_size: Any,
+    bottom_right_diagonal: Any,
+    core_attention_bias_type: Any,
+    softmax_scale: Any,
+) -> Config:
+    """The module's static side with what a call says otherwise; None says nothing."""
+    changes = {
+        "qkv_format": qkv_format,
+        "window_size": window_pair(window_size),
+        "softmax_scale": softmax_scale,
+    }
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if attn_mask_type is not None:  # it decides where the diagonal is, unless that is said too
+        changes |= {"attn_mask_type": mask_name(attn_mask_type), "bottom_right_diagonal": None}
+    if bottom_right_diagonal is not None:
+        changes["bottom_right_diagonal"] = bottom_right_diagonal
+    return base.replace(**changes, bias_type=core_attention_bias_type)
+
+
+_known_override = lru_cache(maxsize=4096, typed=True)(_overridden)
+
+
+def _with(base: Config, *overrides: Any) -> Config:
+    """``_overridden``, remembered outside graphs."""
+    try:
+        return (_overridden if torch.compiler.is_compiling() else _known_override)(base, *overrides)
+    except TypeError:  # what cannot be hashed
+        return _overridden(base, *overrides)
 
 
 def _both_modes(static: dict[str, Any], dropout: float) -> dict[bool, Config]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,8 @@ from torch.overrides import handle_torch_function
 from attnsel import debug
 from attnsel.errors import InvalidInput, NoBackendError
 from attnsel.policy import Policy
-from attnsel.runtime.call import NO_EXTRAS, Extras, config, constant_when_traced
-from attnsel.runtime.dispatch import any_autocast, attend, autocast
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, constant_when_traced
+from attnsel.runtime.dispatch import any_autocast, attend, attend_again, autocast
 from attnsel.runtime.refusals import is_transformed
 from attnsel.settings import current
 
@@ -180,12 +181,11 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DEVICES = ("cpu", "cuda")
 
 # The context managers and flags by which a program chooses among PyTorch's kernels.
-_FLAGS: tuple[Callable[[], bool], ...] = (
-    torch.backends.cuda.flash_sdp_enabled,
-    torch.backends.cuda.mem_efficient_sdp_enabled,
-    torch.backends.cuda.math_sdp_enabled,
-    torch.backends.cuda.cudnn_sdp_enabled,
+_FLAGS: tuple[Callable[[], bool], ...] = tuple(
+    getattr(torch._C, f"_get_{name}_sdp_enabled", getattr(torch.backends.cuda, f"{name}_sdp_enabled"))
+    for name in ("flash", "mem_efficient", "math", "cudnn")
 )
+_flash, _efficient, _math, _cudnn = _FLAGS
 _order: Callable[[], list[int]] = getattr(torch._C, "_get_sdp_priority_order", list)
 _USUAL_ORDER = _order()
 _BY_THE_PROGRAM = (
@@ -194,11 +194,7 @@ _BY_THE_PROGRAM = (
 
 
 def surroundings() -> str:
-    """Why this is not a call for attnsel, whatever its tensors are; "" where nothing speaks against it."""
-    if torch.compiler.is_compiling():
-        if torch.compiler.is_exporting():
-            return "torch.export is tracing"
-        return _BY_THE_PROGRAM if _chosen_while_tracing() else ""
+    """Why no eager call is one for attnsel now, whatever its tensors; "" where nothing speaks against it."""
     if is_transformed():
         return "a transform of torch.func or forward-mode differentiation is active"
     if torch._C._get_tracing_state() is not None:
@@ -206,8 +202,14 @@ def surroundings() -> str:
     return _BY_THE_PROGRAM if _chosen_by_the_program() else ""
 
 
+def _surroundings_while_tracing() -> str:
+    if torch.compiler.is_exporting():
+        return "torch.export is tracing"
+    return _BY_THE_PROGRAM if _chosen_while_tracing() else ""
+
+
 def _chosen_by_the_program() -> bool:
-    return not all(enabled() for enabled in _FLAGS) or _order() != _USUAL_ORDER
+    return not (_flash() and _efficient() and _math() and _cudnn() and _order() == _USUAL_ORDER)
 
 
 _chosen_while_tracing = constant_when_traced(_chosen_by_the_program)
@@ -297,22 +299,28 @@ def scaled_dot_product_attention(
     (ATTNSEL_BACKENDS, ``override``) allows no kernel that can run the call.
     """
     given = (query, key, value, attn_mask, dropout_p, is_causal)
-    if not torch.compiler.is_compiling() and torch._C._is_torch_function_mode_enabled():
+    if torch.compiler.is_compiling():
+        reason = _surroundings_while_tracing()
+    elif torch._C._is_torch_function_mode_enabled():
         mine = scaled_dot_product_attention
         seen: Tensor = handle_torch_function(mine, (), *given, scale=scale, enable_gqa=enable_gqa)
         return seen
-    reason, made = _read(*given, scale, enable_gqa)
+    else:
+        reason = surroundings()
+        if not reason and attn_mask is None:
+            try:
+                asked = _without_mask(dropout_p, is_causal, scale, enable_gqa)
+            except (TypeError, ValueError):  # none for attnsel, as is said below
+                pass
+            else:
+                # What is remembered under this Config was found fit, and has its tensors as they came.
+                again: Tensor | None = attend_again(asked, query, key, value)
+                if again is not None:
+                    return again
+    reason, made = (reason, None) if reason else _read(*given, scale, enable_gqa)
     if made is not None:
         shape, mask = made
-        asked = config(
-            qkv_format="bhsd",
-            attn_mask_type=mask.attn_mask_type,
-            bias_type=mask.bias_type,
-            softmax_scale=scale,
-            attention_dropout=dropout_p,
-            is_training=dropout_p > 0.0,
-            label="scaled_dot_product_attention",
-        )
+        asked = _asked(mask.attn_mask_type, mask.bias_type, dropout_p, scale, enable_gqa)
         try:
             out: Tensor = attend(asked, shape.q, shape.k, shape.v, mask.extras)
         except InvalidInput as error:
@@ -326,11 +334,33 @@ def scaled_dot_product_attention(
     return hand_over(reason, *given, scale=scale, enable_gqa=enable_gqa)
 
 
+@lru_cache(maxsize=1024, typed=True)
+def _without_mask(dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> Config:
+    """Raises ValueError for numbers that are none for attnsel."""
+    unfit = unfit_numbers(dropout_p, is_causal, scale, enable_gqa)
+    if unfit:
+        raise ValueError(unfit)
+    return _asked((CAUSAL if is_causal else NO_MASK).attn_mask_type, "no_bias", dropout_p, scale, enable_gqa)
+
+
+def _asked(attn_mask_type: str, bias_type: str, dropout_p: float, scale: float | None, gqa: bool) -> Config:
+    return config(
+        qkv_format="bhsd",
+        attn_mask_type=attn_mask_type,
+        bias_type=bias_type,
+        softmax_scale=scale,
+        attention_dropout=dropout_p,
+        is_training=dropout_p > 0.0,
+        label="scaled_dot_product_attention",
+        enable_gqa=gqa,
+    )
+
+
 def _read(
     query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any, is_causal: Any, scale: Any, gqa: Any
 ) -> tuple[str, tuple[Heads, Mask] | None]:
     """The call as attnsel's arguments; or why it is none of attnsel's, and None."""
-    reason = surroundings() or unfit_numbers(dropout_p, is_causal, scale, gqa)
+    reason = unfit_numbers(dropout_p, is_causal, scale, gqa)
     if reason:
         return reason, None
     if any_autocast():

@@ -22,19 +22,23 @@ from attnsel.settings import Settings
 
 Run = Callable[..., Any]
 Plain = Callable[[Tensor, Tensor, Tensor], Tensor]
+Beside = Callable[[Tensor, Tensor, Tensor, Extras], Tensor]
 
 
 class Bound(NamedTuple):
     """A closure for one call signature, the selection it carries out and the settings it was made under.
 
     ``run(call)`` returns what ``attend`` does. ``plain(q, k, v)`` is the same for calls without other
-    tensors, where there is such a short way.
+    tensors, ``beside(q, k, v, extras)`` for those with, where there is such a short way. ``guard``: whether
+    tensors are like those it was made for (``signature.py``).
     """
 
     run: Run
     plain: Plain | None
     selection: Selection
     settings: Settings
+    beside: Beside | None = None
+    guard: Callable[..., bool] | None = None
 
 
 class Binding(NamedTuple):
@@ -91,8 +95,8 @@ def bind(selection: Selection, call: Call, *, need_grad: bool | None = None) -> 
     """
     binding = binding_of(selection, call, need_grad=need_grad)
     if binding.change is None:
-        run, plain = _bind(binding, call)
-        return Bound(run, plain, selection, call.settings)
+        run, plain, beside = _bind(binding, call)
+        return Bound(run, plain, selection, call.settings, beside)
     looks = call.config.has_padding or (call.settings.check and call.extras.attention_mask is not None)
     if looks:  # before anything is changed: complaints speak of the caller's own arguments
         check_readable(call)
@@ -143,28 +147,23 @@ def prepare(binding: Binding, call: Call) -> None:
     prepare_kernel(binding.kernel, binding.spec, binding.gather(call))
 
 
-def _bind(binding: Binding, call: Call) -> tuple[Run, Plain | None]:
+def _bind(binding: Binding, call: Call) -> tuple[Run, Plain | None, Beside | None]:
     """``bind`` for a call that is as the kernel wants it."""
     kernel, config = binding.kernel, binding.config
     if kernel.bind is None or config.return_lse or config.return_max_logit:
         prepare(binding, call)
-        return _through_contract(binding), None
+        return _through_contract(binding), None, None
     example = binding.gather(call)
     op: Callable[..., Tensor] | None = refusing(kernel.bind, binding.spec, example)
-    if op is None:
+    if op is None or binding.spec.packed or call.paged:
         prepare(binding, call)
-        return _through_contract(binding), None
+        return _through_contract(binding), None, None
     finish = _finish(config, example)
     if not any(t is not None for t in _others(example)):
         plain = _plain(config, op, finish)
-        return lambda call: plain(call.q, call.k, call.v), plain
-    gather = binding.gather
-
-    def run(call: Call) -> Tensor:
-        inputs = gather(call)
-        return finish(op(*inputs[:3], *_others(inputs)))
-
-    return run, None
+        return lambda call: plain(call.q, call.k, call.v), plain, None
+    beside = _beside(binding, call, op, finish)
+    return lambda call: beside(*call[1:5]), None, beside
 
 
 # ---- ways to run ------------------------------------------------------------------------------------
@@ -180,6 +179,34 @@ def _plain(config: Config, op: Callable[..., Tensor], finish: Callable[[Tensor],
     if order is None:
         return lambda q, k, v: finish(op(q, k, v))
     return lambda q, k, v: finish(op(q.permute(order), k.permute(order), v.permute(order)))
+
+
+def _beside(
+    binding: Binding, example: Call, op: Callable[..., Tensor], finish: Callable[[Tensor], Tensor]
+) -> Beside:
+    """q, k and v with what else the op takes. Of calls like the example only contents are read again."""
+    config = binding.config
+    order, swapped = config.form.to_contract, config.qkv_format == "bshd"
+    arbitrary = config.attn_mask_type == "arbitrary"
+    pre_scale = binding.spec.softmax_scale if config.bias_type == "pre_scale_bias" else None
+    heads, device = example.q.shape[config.form.heads], example.q.device
+    default = config.bias_type == "alibi" and example.extras.alibi_slopes is None
+    lengths = padded_lengths(example) if config.has_padding else None
+
+    def beside(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
+        seqlens_q, seqlens_kv = (None, None) if lengths is None else lengths(q, k, extras)
+        bias = extras.core_attention_bias
+        if bias is not None and pre_scale is not None:
+            bias = bias * pre_scale
+        slopes = default_slopes(heads, device) if default else extras.alibi_slopes
+        mask = extras.attention_mask if arbitrary else None
+        if swapped:  # a transpose costs less than a permutation
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        elif order is not None:
+            q, k, v = q.permute(order), k.permute(order), v.permute(order)
+        return finish(op(q, k, v, mask, bias, slopes, seqlens_q, seqlens_kv))
+
+    return beside
 
 
 def _others(i: Inputs) -> tuple[Tensor | None, ...]:
@@ -301,6 +328,35 @@ def check_readable(call: Call) -> None:
     """What length tensors and masks hold, where reading them waits for nothing or was asked for."""
     if call.settings.check or _readable(call.extras):
         check_contents(call.config, sizes_of(call), call.q, call.k, call.extras)
+
+
+Lengths = tuple[Tensor | None, Tensor | None]
+
+
+def padded_lengths(example: Call) -> Callable[[Tensor, Tensor, Extras], Lengths]:
+    """``real_lengths`` of dense calls like the example, their contents checked as by ``check_readable``.
+
+    Length tensors on the CPU are read, at every call, and checked where they hold something new.
+    """
+    config, sizes, extras = example.config, sizes_of(example), example.extras
+    checked = example.settings.check or _readable(extras)
+    lengths_on_cpu = checked and extras.cu_seqlens_q is not None and example.q.device.type == "cpu"
+    last: tuple[Any, Lengths] | None = None
+
+    def lengths(q: Tensor, k: Tensor, extras: Extras) -> Lengths:
+        nonlocal last
+        held, known = None, last
+        if lengths_on_cpu:
+            held = [cu.tolist() for cu in (extras.cu_seqlens_q, extras.cu_seqlens_kv) if cu is not None]
+            if known is not None and known[0] == held:
+                return known[1]
+        if checked:
+            check_contents(config, sizes, q, k, extras)
+        made = real_lengths(extras)
+        last = (held, made) if lengths_on_cpu else None
+        return made
+
+    return lengths
 
 
 def _readable(extras: Extras) -> bool:

@@ -70,6 +70,7 @@ def is_static(size: Any) -> bool:
 
 
 _NOTE = "_attnsel_hides_nothing"
+_READ_AT_ONCE = 1 << 12  # elements that cost less than a look at some of them
 
 
 def assume_all_visible(mask: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ def known_to_be_trivial(mask: Any) -> bool:
     noted = getattr(mask, _NOTE, None)
     if noted is not None and noted == _version(mask):
         return True
-    if mask.device.type != "cpu" or type(mask) is not Tensor or mask.dtype != torch.bool:
+    if not mask.is_cpu or type(mask) is not Tensor or mask.dtype != torch.bool:
         return False
     return not _any(mask)
 
@@ -109,9 +110,11 @@ def is_noted(mask: Any) -> bool:
 
 def _any(mask: Tensor) -> bool:
     """Whether a CPU mask masks something out. Its last column alone often tells: causal masks hide it."""
-    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in mask.stride())
-    mask = mask[once]
-    return (mask.dim() > 1 and bool(mask[..., :1, -1:].any())) or bool(mask.any())
+    if mask.numel() > _READ_AT_ONCE:
+        mask = mask[tuple(slice(0, 1) if step == 0 else slice(None) for step in mask.stride())]
+        if mask.dim() > 1 and mask[..., :1, -1:].any():
+            return True
+    return bool(mask.any())
 
 
 def _version(mask: Tensor) -> int:
@@ -148,6 +151,7 @@ class Config(_Referable):
     head_dim_qk: int | None = None
     head_dim_v: int | None = None
     label: str = ""
+    enable_gqa: bool = True  # F.sdpa's: False refuses fewer heads of k and v than of q, unless there is one
     replayable: bool = False  # dropout must be replayed from a seed tensor (see runtime/compiled.py)
 
     text: str = ""  # all of the above as JSON, for operators whose arguments are plain values
@@ -157,7 +161,7 @@ class Config(_Referable):
 
     def replace(self, **changes: Any) -> Config:
         """The Config with some fields changed."""
-        return _interned(**{**{name: getattr(self, name) for name in _GIVEN}, **changes})
+        return config(**{**{name: getattr(self, name) for name in _GIVEN}, **changes})
 
     @property
     def form(self) -> Format:
@@ -316,24 +320,6 @@ def window_pair(window_size: Any) -> tuple[int, int] | None:
     if len(pair) != 2 or not all(isinstance(n, int) for n in pair):
         raise InvalidInput("window_size", window_size, "must be (left, right) or None")
     return pair
-
-
-def signature(extras: Extras) -> tuple[Any, ...]:
-    """What of the other tensors a choice may depend on: everything but their contents."""
-    # One tensor for both lengths is more than two equal ones: some kernels then need no mask.
-    same = extras.cu_seqlens_q is extras.cu_seqlens_kv
-    mask = extras.attention_mask
-    return (same, mask is not None and known_to_be_trivial(mask), *[_shape_of(value) for value in extras])
-
-
-def _shape_of(value: Any) -> Any:
-    if value is None or type(value) is int:
-        return value
-    if isinstance(value, int):
-        return type(value), int(value)  # True is refused, whether or not 1 came before
-    if isinstance(value, (tuple, list)):
-        return tuple(_shape_of(item) for item in value)
-    return (value.shape, value.stride(), misaligned(value), value.dtype, value.device, value.requires_grad)
 
 
 def misaligned(t: Tensor) -> int:

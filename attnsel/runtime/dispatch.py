@@ -32,10 +32,11 @@ from attnsel.runtime import compiled, selfcheck
 from attnsel.runtime.adaptations import Known
 from attnsel.runtime.bind import Bound, bind, bind_gradients, binding_of, contract_call
 from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all, record_length, with_lengths
-from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, misaligned, needs_grad, signature
-from attnsel.runtime.inputs import lengths_read, params_of
+from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, needs_grad
+from attnsel.runtime.inputs import params_of
 from attnsel.runtime.leave_replay import leave_nothing_runs, leave_refusals
 from attnsel.runtime.refusals import evidence, forget, is_refusal, is_transformed, record_refusals, refusal_of
+from attnsel.runtime.signature import CallCache, guard_of, signature_of
 from attnsel.settings import Settings, current, override
 from attnsel.verdicts.reasons import Evidence, Refusal
 from attnsel.verdicts.record import CandidateRecord
@@ -117,16 +118,13 @@ def carries_lse_between(config: Config, dtype: str, env: Environment) -> bool:
     return all(record.gives_lse for record in able)
 
 
-_bound: BoundedCache[Bound] = BoundedCache(limit=4096)
+_bound = CallCache(limit=4096)
 _carrying: BoundedCache[Bound] = BoundedCache(limit=4096)
 _gradients: BoundedCache[Bound] = BoundedCache(limit=4096)
 _merged: BoundedCache[Bound] = BoundedCache(limit=4096)
 _settings: BoundedCache[Settings] = BoundedCache(limit=256)
 
 # One look for all device types, where this torch has it: asking for a tensor's own type costs a microsecond.
-_deterministic: Callable[[], bool] = getattr(
-    torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
-)
 any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -295,68 +293,45 @@ def attend(
     """
     if torch.compiler.is_compiling():
         return compiled.attend(config, q, k, v, extras)
-    if any_autocast():
-        q, k, v = autocast(q, k, v)
-    settings = current()
-    key = signature_of(config, settings, q, k, v, extras)
-    bound = _bound.items.get(key)
-    if bound is None:
-        call = make_call(config, q, k, v, extras, settings)
-        bound, result = _first_call(call)
-    else:
-        _bound.hits += 1
-        try:
-            if extras is NO_EXTRAS and bound.plain is not None:
-                result = bound.plain(q, k, v)
-            else:
-                result = bound.run(make_call(config, q, k, v, extras, settings))
-        except RuntimeError:
-            if not is_transformed():
-                raise
-            bound, _, result = choose_bind_run(EAGER, make_call(config, q, k, v, extras, settings))
-    if holder is not None:
-        holder["_last"] = bound
+    result = attend_again(config, q, k, v, extras, holder)
+    if result is None:
+        if any_autocast():
+            q, k, v = autocast(q, k, v)
+        bound, result = _first_call(make_call(config, q, k, v, extras, current()))
+        if holder is not None:
+            holder["_last"] = bound
     return result
 
 
-def signature_of(
-    config: Config, settings: Settings, q: Tensor, k: Tensor, v: Tensor, extras: Extras
-) -> tuple[Any, ...]:
-    """All that a choice, or a closure made for it, may depend on.
-
-    Of addresses the part below 16 bytes: memory that another library made may begin anywhere.
-    """
-    if type(q) is FakeTensor:
-        return _signature_without_memory(config, settings, q, k, v, extras)
+def attend_again(
+    config: Config,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras = NO_EXTRAS,
+    holder: dict[str, Any] | None = None,
+) -> Any:
+    """What ``attend`` gives outside a graph, for a call like one that was met; None for any other."""
+    if any_autocast():
+        q, k, v = autocast(q, k, v)
+    settings = current()
+    bound = _bound.find(config, settings, q, k, v, extras)
+    if bound is None:
+        return None
     try:
-        return (
-            config,
-            type(q),  # tensors without data must not meet closures made for those with
-            id(settings),  # hashing a model costs microseconds; the entry keeps this object alive
-            torch.is_grad_enabled(),
-            _deterministic(),
-            q.shape, q.stride(), q.data_ptr() & 15, q.dtype, q.device, q.requires_grad,
-            k.shape, k.stride(), k.data_ptr() & 15, k.dtype, k.device, k.requires_grad,
-            v.shape, v.stride(), v.data_ptr() & 15, v.dtype, v.device, v.requires_grad,
-            None if extras is NO_EXTRAS else (*signature(extras), *lengths_read(config, extras)),
-        )  # fmt: skip
-    except (AttributeError, TypeError, RuntimeError):
-        return _signature_without_memory(config, settings, q, k, v, extras)
-
-
-def _signature_without_memory(
-    config: Config, settings: Settings, q: Tensor, k: Tensor, v: Tensor, extras: Extras
-) -> tuple[Any, ...]:
-    """``signature_of`` tensors that have no address: fake ones, and those that a transform wraps."""
-    try:
-        of_each = [
-            (t.shape, t.stride(), misaligned(t), t.dtype, t.device, t.requires_grad) for t in (q, k, v)
-        ]
-        others = None if extras is NO_EXTRAS else (*signature(extras), *lengths_read(config, extras))
-        return config, type(q), id(settings), torch.is_grad_enabled(), _deterministic(), *of_each, others
-    except (AttributeError, TypeError, RuntimeError):  # no tensor, or one without strides
-        params_of(Call(config, q, k, v, extras, settings, config.is_training))  # lets the checks name it
-        raise
+        if extras is NO_EXTRAS and bound.plain is not None:
+            result = bound.plain(q, k, v)
+        elif bound.beside is not None:
+            result = bound.beside(q, k, v, extras)
+        else:
+            result = bound.run(make_call(config, q, k, v, extras, settings))
+    except RuntimeError:
+        if not is_transformed():
+            raise
+        bound, _, result = choose_bind_run(EAGER, make_call(config, q, k, v, extras, settings))
+    if holder is not None:
+        holder["_last"] = bound
+    return result
 
 
 def make_call(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings) -> Call:
@@ -537,7 +512,7 @@ def kept(cache: BoundedCache[Bound], way: CallMode, call: Call, *more: Any) -> t
     if bound is not None:
         return bound, way.run(bound, call)
     bound, checked, result = choose_bind_run(way, call)
-    return (cache.add(key, bound) if checked else bound), result
+    return (cache.add(key, bound._replace(guard=guard_of(call))) if checked else bound), result
 
 
 def _first_call(call: Call) -> tuple[Bound, Any]:

@@ -177,7 +177,8 @@ def selection_of(*given: Tensor, **arguments: Any) -> Any:
     """The choice for a call of ``attention``."""
     seen: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functional, "attend", lambda *handed: seen.extend(handed))
+        patch.setattr(functional, "attend_again", lambda *handed: seen.extend(handed))
+        patch.setattr(functional, "attend", lambda *handed: None)
         attention(*(given or tensors()), **arguments)
     return dispatch.explain(*seen)
 

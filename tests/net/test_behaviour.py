@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import attnsel  # noqa: E402
 import behaviour  # noqa: E402
@@ -68,9 +70,13 @@ def test_each_adaptation_is_in_the_record() -> None:
 
 # ---- each field that calls are remembered by --------------------------------------------------------
 
+KERNELS = (
+    *(SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION),
+    SDPBackend.CUDNN_ATTENTION,
+)
 Given = dict[str, Any]
-"""What a call is given. ``module``: of its layer; ``attention``: through this function instead, with these;
-``inference``: in evaluation; ``within``: what is in force (``behaviour.context``)."""
+"""What a call is given. ``module``: of its layer; ``attention``, ``f_sdpa``: through this function instead,
+with these; ``inference``: in evaluation; ``within``: what is in force (``in_force``)."""
 
 
 def cu(*ends: int) -> Any:
@@ -96,6 +102,12 @@ def one_cu() -> Given:
     return given | {"cu_seqlens_kv": given["cu_seqlens_q"]}
 
 
+def padded() -> Given:
+    """With one tensor for both lengths."""
+    one = cu(0, 3, 5)
+    return dense(module={"attn_mask_type": "padding"}, cu_seqlens_q=one, cu_seqlens_kv=one)
+
+
 def gapped() -> Given:
     starts = {f"cu_seqlens_{side}_padded": cu(0, 4, 8) for side in ("q", "kv")}
     return packed(**starts, cu_seqlens_q=cu(0, 2, 5))
@@ -118,6 +130,13 @@ CALLS: dict[str, Callable[[], Given]] = {
     "by attention": lambda: dense(attention={}),
     "inference": lambda: dense(inference=True),
     "grads in inference": lambda: dense(inference=True, q=numbers("q", 2, 4, 2, 8).requires_grad_()),
+    "by f_sdpa": lambda: dense(f_sdpa={}),
+    "grouped": lambda: dense(
+        f_sdpa={"enable_gqa": True}, **{n: numbers(n, 2, h, 4, 8) for n, h in (("q", 4), ("k", 2), ("v", 2))}
+    ),
+    "causal by f_sdpa": lambda: dense(f_sdpa={"is_causal": True}),
+    "no grad": lambda: dense(inference=True, within="no_grad"),
+    "padded": padded,
     "wide v": lambda: dense(attention={}, v=numbers("v", 2, 4, 2, 16)),
     "window": lambda: dense(window_size=(1, 1)),
     "longer keys": lambda: dense(window_size=(1, 1), **{n: numbers(n, 2, 6, 2, 8) for n in "kv"}),
@@ -157,6 +176,37 @@ def recorded(t: Any) -> Any:
     return t.clone().requires_grad_()
 
 
+class Wrapped(torch.Tensor):  # type: ignore[name-defined,misc,unused-ignore]
+    """A tensor of a type that is not PyTorch's."""
+
+
+def wrapped(t: Any) -> Any:
+    return t.as_subclass(Wrapped)
+
+
+def negated(t: Any) -> Any:
+    """A view that is negated when it is read."""
+    return torch._neg_view(t)
+
+
+@contextmanager
+def in_force(name: str) -> Iterator[None]:
+    """``behaviour.context``, and what the program says of PyTorch's own kernels or is traced by."""
+    flags = torch.backends.cuda
+    ours: dict[str, Callable[[], Any]] = {
+        "vmap": lambda: torch._functorch.vmap.vmap_increment_nesting(2, "error"),
+        "jvp": torch.autograd.forward_ad.dual_level,
+        "priority": lambda: sdpa_kernel([*reversed(KERNELS)], set_priority=True),
+    }
+    with ExitStack() as stack:
+        if name.startswith("enable_"):
+            stack.callback(getattr(flags, name), True)
+            getattr(flags, name)(False)
+        else:
+            stack.enter_context(ours.get(name, lambda: behaviour.context(name))())
+        yield
+
+
 def of(call: str, tensor: str, **changes: Callable[[Any], Any]) -> dict[str, tuple[str, Given]]:
     """Rows about one tensor of a call."""
     return {f"{tensor}.{what}": (call, {tensor: change}) for what, change in changes.items()}
@@ -171,6 +221,14 @@ OF_QKV: dict[str, Callable[[Any], Any]] = {
     "stride": apart, "address": shifted, "dtype": torch.Tensor.half, "device": on_meta,
 }  # fmt: skip
 
+OF_F_SDPA: dict[str, Any] = {
+    "attn_mask": torch.eye(2).bool(), "dropout_p": 0.5, "is_causal": True, "scale": 0.5,
+}  # fmt: skip
+AROUND_F_SDPA = (
+    *(f"enable_{name}_sdp" for name in ("flash", "mem_efficient", "math", "cudnn")),
+    *("vmap", "jvp", "priority", "autocast", "allow-tiled"),
+)
+
 # By the field: a call, and in what another differs from it: values, or what a tensor becomes. Of the tensors
 # beside q, k and v a shape, a dtype or a stride may be refused or make no difference to a kernel; what is
 # asked then is another question still.
@@ -182,10 +240,23 @@ FIELDS: dict[str, tuple[str, Given | Callable[[], Given]]] = {
     "k.shape and v.shape": ("dense", {"k": shorter, "v": shorter}),
     **{f"{name}.requires_grad": ("inference", {name: recorded}) for name in "qkv"},
     "type(q)": ("dense", fake),
+    **{f"f_sdpa: type({name})": ("by f_sdpa", {name: wrapped}) for name in "qkv"},
+    **{f"f_sdpa: {name}.is_neg": ("by f_sdpa", {name: negated}) for name in "qkv"},
+    **{f"f_sdpa: {name}": ("by f_sdpa", {"f_sdpa": {name: value}}) for name, value in OF_F_SDPA.items()},
+    **{f"f_sdpa: {name}": ("by f_sdpa", {"within": name}) for name in AROUND_F_SDPA},
+    "f_sdpa: is_causal is a bool": ("causal by f_sdpa", {"f_sdpa": {"is_causal": 1}}),
+    "f_sdpa: enable_gqa": ("grouped", {"f_sdpa": {}}),
     "settings": ("dense", {"within": "deny-flash"}),
     "grad mode": ("grads in inference", {"within": "no_grad"}),
     "deterministic algorithms": ("dense", {"within": "deterministic"}),
     "autocast": ("dense", {"within": "autocast"}),
+    "inference mode": ("no grad", {"within": "inference"}),
+    "a transform": ("dense", {"within": "vmap"}),
+    "which of the others": (
+        "biased",
+        {"core_attention_bias": lambda _: None, "attention_mask": numbers("bias", 1, 2, 4, 4)},
+    ),
+    "cu_seqlens_kv or none": ("padded", {"cu_seqlens_kv": lambda _: None}),
     "extras or none": ("dense", CALLS["biased"]),
     "one cu_seqlens or two": ("packed", one_cu),
     "a mask that hides nothing": ("hides nothing", CALLS["masked"]),
@@ -229,6 +300,9 @@ NO_MATTER_HERE = {
     # Kernels on GPUs copy a bias that lies so; those on a CPU read any strides from any address.
     "core_attention_bias.stride",
     "core_attention_bias.address",
+    # Guards made outside hold for no call inside; what a transform refuses says nothing of plain calls.
+    "inference mode",
+    "a transform",
 }
 
 
@@ -245,13 +319,17 @@ def asked(given: Given) -> dict[str, str]:
     """Run it: what was chosen, for which question, and what came out; or what was raised."""
     built = {"qkv_format": "bshd", "attn_mask_type": "no_mask", **given.pop("module", {})}
     through_attention, inference = given.pop("attention", None), given.pop("inference", False)
+    through_f_sdpa = given.pop("f_sdpa", None)
     within = given.pop("within", "")
     tensors = [given.pop(name) for name in "qkv"]
     torch.manual_seed(0)
     layer = DotProductAttention(2, (8, tensors[2].shape[-1]), **built).train(not inference)
-    with behaviour.context(within):
+    before = attnsel.cache_info()
+    with in_force(within):
         try:
-            if through_attention is None:
+            if through_f_sdpa is not None:
+                result = attnsel.scaled_dot_product_attention(*tensors, **through_f_sdpa)
+            elif through_attention is None:
                 result = layer(*tensors, **given)
             else:
                 result = attnsel.attention(*tensors, **through_attention, **given)
@@ -259,6 +337,8 @@ def asked(given: Given) -> dict[str, str]:
             return {"raised": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     results = result if isinstance(result, tuple) else (result,)
     told = {"kinds": str([(type(t).__name__, t.requires_grad, t.dtype, t.shape) for t in results])}
+    after = attnsel.cache_info()
+    told["known, new"] = str((after.hits > before.hits, after.misses > before.misses))
     chosen = layer.last_selection
     if chosen is not None:
         told |= {"ran": f"{chosen.backend} {[a.name for a in chosen.chosen.adaptations]}"}
@@ -292,7 +372,7 @@ def test_calls_that_differ_in_one_field_are_told_apart(field: str) -> None:
             attnsel.clear_cache()
             alone = asked(second())
             attnsel.clear_cache()
-            before = asked(first())
+            before = [asked(first()), asked(first())][0]  # behind the second its way is the shortest
             behind = asked(second())
             attnsel.clear_cache()
         if behind != alone:

@@ -39,6 +39,7 @@ from attnsel.runtime import (
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, config
 from attnsel.runtime.replay_file import checked
+from attnsel.runtime.signature import CallCache
 from attnsel.settings import current
 from attnsel.verdicts.reasons import NO_EVIDENCE
 
@@ -117,12 +118,12 @@ def tensors_of(static: Config, d: int = 1, e: int = 1, groups: int = 2) -> list[
 def alone(**settings: Any) -> Iterator[None]:
     """With nothing remembered, and nothing left behind."""
     caches = [
-        (dispatch, "_bound"),
         (dispatch, "_carrying"),
         (dispatch, "_gradients"),
         (dispatch.selfcheck, "_passed"),
     ]
     others = [
+        (dispatch, "_bound", CallCache(limit=9)),
         (leave_replay, "_left", set()),
         (debug, "_announced", set()),
         (refusals, "_evidence", NO_EVIDENCE),

@@ -77,7 +77,8 @@ def asked_of_the_runtime(problem: Problem, **more: Any) -> list[Any]:
     """What ``attention`` hands on for this call: its configuration, q, k, v and the other tensors."""
     asked: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functional, "attend", lambda *given: asked.extend(given))
+        patch.setattr(functional, "attend_again", lambda *given: asked.extend(given))
+        patch.setattr(functional, "attend", lambda *given: None)
         attention(*problem.qkv(problem.leaves), **problem.arguments | more)
     return asked
 

@@ -26,6 +26,7 @@ from attnsel import (
     override,
 )
 from attnsel.runtime import dispatch as run
+from attnsel.runtime import signature
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import misaligned
 from tables import each
@@ -103,6 +104,30 @@ def test_repeated_call_builds_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     attention(*tensors)
     with pytest.raises(AssertionError, match="describe itself again"):
         module(*qkv(2, 9, 4, 8))
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@each("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_call_like_the_last_makes_no_signature(
+    mode: Any, guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where PyTorch has guards; where it has none, its signature finds it."""
+    made: list[Any] = []
+    real = signature.signature_of
+    monkeypatch.setattr(signature, "signature_of", lambda *given: made.append(given) or real(*given))
+    if not guarded:
+        monkeypatch.setattr(signature, "_Guards", None)
+    clear_cache()
+    module, tensors, bias = build(), qkv(), torch.randn(1, 4, 6, 6)
+    more = {"core_attention_bias": bias, "core_attention_bias_type": "post_scale_bias"}
+    for around in (torch.enable_grad, torch.no_grad, torch.inference_mode, mode):
+        with around():
+            for call in (lambda: module(*tensors), lambda: module(*tensors, **more)):
+                wanted = call(), call()
+                made.clear()
+                hits = cache_info().hits
+                torch.testing.assert_close(call(), wanted[0])
+                assert (len(made), cache_info().hits) == (0 if guarded else 1, hits + 1)
 
 
 @each("change", [

@@ -53,6 +53,18 @@ def test_contents_are_checked_on_every_call_of_a_known_signature() -> None:
     assert torch.equal(attention(**PACKED), good)
 
 
+def test_lengths_on_a_cpu_are_read_at_every_call() -> None:
+    lengths = cu(0, 3, 8)
+    given = GOOD | {"attn_mask_type": "padding", "cu_seqlens_q": lengths, "cu_seqlens_kv": lengths}
+    for ends in ((0, 3, 8), (0, 3, 8), (0, 5, 7), (0, 6, 7), (0, 5, 7)):
+        lengths.copy_(cu(*ends))
+        if ends != (0, 6, 7):  # of 5 rows
+            torch.testing.assert_close(attention(**given), attention(**given, backend="tiled"))
+        else:
+            with pytest.raises(InvalidInput, match="cu_seqlens_q"):
+                attention(**given)
+
+
 def test_lengths_under_fake_tensors_are_not_read() -> None:
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = {name: mode.from_tensor(t) for name, t in {**GOOD, **LENGTHS}.items()}
