@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
-
-from cyclopts import App, CycloptsError
+from typing import TYPE_CHECKING, Any
 
 from attnsel._version import __version__
 from attnsel.cli.output import (
@@ -22,8 +20,10 @@ from attnsel.cli.output import (
     plain_warnings,
     settle_width,
 )
-from attnsel.cli.program import WITH_VALUE, own_words
 from attnsel.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from cyclopts import App, CycloptsError
 
 COMMANDS = {
     "explain": ("attnsel.cli.explain:explain", "which kernel runs, why the others cannot, how to get them"),
@@ -49,6 +49,8 @@ COMMANDS = {
 
 def build_app(argv: Sequence[str]) -> App:
     """The application, which imports nothing but the command that ``argv`` names."""
+    from cyclopts import App  # what --version does without takes as long to load as all that it needs
+
     app = App(
         name="attnsel",
         help="Which attention kernel will run, why each of the others cannot, and the way to a faster one.",
@@ -63,7 +65,18 @@ def build_app(argv: Sequence[str]) -> App:
 
 
 def _call(words: list[str]) -> Any:
-    return build_app(words)(words, exit_on_error=False, print_error=False, result_action="return_value")
+    """What a command returns; a mistake in what was typed is told."""
+    if words == ["--version"]:
+        print(__version__)
+        return FOUND
+    app = build_app(words)
+    from cyclopts import CycloptsError
+
+    try:
+        return app(words, exit_on_error=False, print_error=False, result_action="return_value")
+    except (CycloptsError, InvalidInput) as error:
+        complain(_in_words(error, words))
+        return BAD_INPUT
 
 
 def _in_words(error: CycloptsError | InvalidInput, words: list[str]) -> str:
@@ -77,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.stderr is None:  # closed: print() would take standard output instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    runs = words[0] if words and words[0] in WITH_VALUE else ""
+    runs = bool(words) and COMMANDS.get(words[0], ("",))[0].startswith("attnsel.cli.program:")
     if sys.stdout is None and not runs:
         complain("standard output is closed: nothing can be written")
         return CANNOT_WRITE
@@ -88,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 reconfigure(errors="replace")
     try:
         if runs:
-            words[1:] = own_words(words[1:], WITH_VALUE[runs])
+            from attnsel.cli.program import WITH_VALUE, own_words
+
+            words[1:] = own_words(words[1:], WITH_VALUE[words[0]])
             code = _call(words)  # warnings are the program's
         else:
             settle_width()
@@ -97,8 +112,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code if isinstance(code, int) else FOUND
-    except (CycloptsError, InvalidInput) as error:
-        complain(_in_words(error, words))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -110,4 +123,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         discard_output()
         complain(f"standard output cannot be written: {error.strerror or error}")
         return CANNOT_WRITE
-    return BAD_INPUT

@@ -17,8 +17,8 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.base.model import invalid_input
 from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.base.suggestions import candidate_suggestion
-from attnsel.cli.flags import ALIASES, FLAGS, OUTPUT, SHORTHANDS, plain_type, read_count, yes_or_no
-from attnsel.cli.form import TEXT, Form
+from attnsel.cli.flags import ALIASES, FLAGS, SHORTHANDS, plain_type, read_count
+from attnsel.cli.form import OUTPUT, TEXT, Form, yes_or_no
 from attnsel.cli.output import FOUND, NO_BACKEND, watched
 from attnsel.cli.question import As, Chooser, Question, SwitchFlag, asked_of, asks, with_recipe
 from attnsel.decision import Selection
