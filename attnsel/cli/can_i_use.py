@@ -31,8 +31,8 @@ from attnsel.pages.commands import WITHOUT_FLAG
 from attnsel.params import AttentionParams
 from attnsel.params.options import KINDS
 from attnsel.plugins import load_plugins
-from attnsel.report import environment_words, params_words
 from attnsel.report.document import Code, Document, Facts, Item, Items, Paragraph, Ref, Table
+from attnsel.report.words import environment_words, params_words
 from attnsel.rules import REGISTRY
 
 _GRID = Group("A grid of two fields", sort_key=0)

@@ -13,8 +13,8 @@ from attnsel.cli.form import OUTPUT, TEXT, Form, yes_or_no
 from attnsel.cli.output import FOUND, NO_BACKEND, complain
 from attnsel.cli.question import As, Question, SwitchFlag, asked_of, asks
 from attnsel.errors import InvalidInput
-from attnsel.report import report_document, short_document
 from attnsel.report.document import Document
+from attnsel.report.short import report_document, short_document
 from attnsel.rules import REGISTRY
 
 if TYPE_CHECKING:
