@@ -157,7 +157,7 @@ class Unready(Exception):
 # Only what is unpickled with multiprocessing's preparation data runs before that.
 
 
-_stdlib_preparation: Callable[[str], dict[str, Any]] | None = None
+_stdlib_preparation: Any = None  # from when it was first replaced
 _first: dict[str, str] = {}  # a line of code by the module that wants it run
 
 
@@ -176,12 +176,11 @@ def no_longer_in_children(module: str) -> None:
     from multiprocessing import spawn
 
     _first.pop(module, None)
-    if not _first and spawn.get_preparation_data is _preparation and _stdlib_preparation is not None:
+    if not _first and spawn.get_preparation_data is _preparation:
         spawn.get_preparation_data = _stdlib_preparation
 
 
 def _preparation(name: str) -> dict[str, Any]:
-    assert _stdlib_preparation is not None
     return {**_stdlib_preparation(name), "attnsel": _InChild()}
 
 

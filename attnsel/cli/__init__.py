@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -48,8 +49,11 @@ COMMANDS = {
 }
 
 
-def build_app(argv: Sequence[str]) -> App:
-    """The application, which imports nothing but the command that ``argv`` names."""
+def build_app(argv: Sequence[str], every_flag: bool = True) -> App:
+    """The application, which imports nothing but the command that ``argv`` names.
+
+    ``every_flag``: also the flags of a question that ``argv`` does not name.
+    """
     from cyclopts import App  # what --version does without takes as long to load as all that it needs
 
     app = App(
@@ -60,9 +64,19 @@ def build_app(argv: Sequence[str]) -> App:
         suppress_keyboard_interrupt=False,
     )
     for place, (name, (target, summary)) in enumerate(COMMANDS.items()):
+        named = name in argv[:1]
+        command = target if every_flag or not named else _with_flags_of(target, argv)
         # Beside a command's own page the summary would replace its docstring.
-        app.command(target, name=name, help=None if name in argv[:1] else summary, sort_key=place)
+        app.command(command, name=name, help=None if named else summary, sort_key=place)
     return app
+
+
+def _with_flags_of(target: str, argv: Sequence[str]) -> Any:
+    """A command that reads ``argv``, and need not read anything else."""
+    module, _, name = target.partition(":")
+    command = getattr(importlib.import_module(module), name)
+    fitted = getattr(command, "with_flags_of", None)
+    return command if fitted is None else fitted(argv)
 
 
 def _call(words: list[str]) -> Any:
@@ -70,11 +84,17 @@ def _call(words: list[str]) -> Any:
     if words == ["--version"]:
         print(__version__)
         return FOUND
-    app = build_app(words)
     from cyclopts import CycloptsError
 
-    try:
+    def call(every_flag: bool) -> Any:
+        app = build_app(words, every_flag)
         return app(words, exit_on_error=False, print_error=False, result_action="return_value")
+
+    try:
+        try:
+            return call(every_flag="--help" in words or "-h" in words)
+        except CycloptsError:  # nothing was done yet, and a flag that is meant may be among the others
+            return call(every_flag=True)
     except (CycloptsError, InvalidInput) as error:
         complain(_in_words(error, words))
         return BAD_INPUT
@@ -108,12 +128,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _call(words)  # warnings are the program's
         else:
             if argv is None:
-                gc.set_threshold(100_000)  # nearly all that a command makes lives until it ends,
+                gc.set_threshold(100_000)  # nearly all that a command makes lives until it ends
             settle_width()
             with plain_warnings():
                 code = _call(words)
             if argv is None:
-                gc.freeze()  # and then goes with the process: searching it for cycles takes a quarter of the time
+                gc.freeze()  # and goes with the process, which would search it again: a quarter of the time
         if sys.stdout is not None:
             sys.stdout.flush()
         return code if isinstance(code, int) else FOUND
