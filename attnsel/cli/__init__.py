@@ -45,7 +45,7 @@ COMMANDS = {
     "replay": ("attnsel.cli.replay:replay", "a call that was refused or came out wrong, as a short program"),
     "watch": ("attnsel.cli.program:watch", "an unmodified program, and what attention it runs"),
     "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),
-    "completion": ("attnsel.cli.suggest:completion", "a script that completes commands in a shell"),
+    "completion": ("attnsel.cli.completion:completion", "a script that completes commands in a shell"),
 }
 
 

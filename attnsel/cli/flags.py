@@ -159,7 +159,7 @@ def plain_type(annotation: Any) -> tuple[Any, bool]:
 def _from_field(part: Literal["params", "policy"], field: str, info: FieldInfo, group: Group) -> Flag:
     kind, _ = plain_type(info.annotation)
     text = info.description or ""
-    name, negative = flag_name(field), negative_name(field)
+    name, negative = flag_name(field), negative_name(field) if kind is bool else ""
     default = info.get_default(call_default_factory=True)
     if kind is bool:
         default = name if default else None
@@ -184,8 +184,7 @@ def _from_field(part: Literal["params", "policy"], field: str, info: FieldInfo, 
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
     extra["show_default"] = False if shown in (None, "") else str(shown)
     extra["allow_leading_hyphen"] = kind in (int, float)
-    said = negative if kind is bool else ""
-    return _flag(part, field, name, kind, text, group, said, choices, **extra)._replace(negative=negative)
+    return _flag(part, field, name, kind, text, group, negative, choices, **extra)
 
 
 def _flag(
