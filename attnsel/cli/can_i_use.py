@@ -158,7 +158,7 @@ def _features(question: Question, words: Sequence[str], kernels: Sequence[str], 
     def document() -> Document:
         if not words:
             hint = ("One of them, on every GPU: ", Code("attnsel can-i-use softcap"))
-            return Document((overview(found), Paragraph(hint)))
+            return Document((overview(found, stated), Paragraph(hint)))
         section = on_every_gpu if gpu is None else on_one_gpu
         return Document(
             tuple(section(each, [cell for cell in found if cell.feature is each]) for each in asked)
