@@ -55,7 +55,8 @@ _NEEDS_TORCH = {  # the others do not: planning works where torch is not install
     "attnsel.runtime.dispatch": ("cache_info", "clear_cache"),
 }
 _HOME = {name: module for module, names in (_PLANS | _NEEDS_TORCH).items() for name in names}
-_ROOMS = frozenset(module.split(".")[1] for module in _PLANS) | {"backends", "debug", "plugins", "rules"}
+_ROOMS = {module.split(".")[1] for module in _PLANS}
+_ROOMS |= {"backends", "base", "debug", "dispatchers", "plugins", "report", "rules", "selection"}
 
 __all__ = [
     "AttentionParams",
