@@ -291,7 +291,7 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
 
     def with_flags_of(words: Sequence[str]) -> Callable[..., int]:
         """The command without those flags of a question that ``words`` do not name: there are a hundred, and
-        cyclopts takes as long to make ready for all as the answer takes."""
+        making all of them ready takes cyclopts longer than the answer takes."""
         named = {word.partition("=")[0] for word in words}
         absent = {
             flag.parameter.name
