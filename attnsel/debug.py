@@ -17,8 +17,11 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.base.processes import ForkSafeLock
 from attnsel.base.records import stamped
 from attnsel.errors import Caller, caller, printable, short
-from attnsel.report import on_gpu, one_line, report_document, selection_record, to_text
+from attnsel.report.answer import one_line
 from attnsel.report.copy_advice import COPIES, advice
+from attnsel.report.short import report_document, selection_record
+from attnsel.report.text import to_text
+from attnsel.report.words import on_gpu
 from attnsel.settings import Settings
 from attnsel.verdicts.requirements import size
 

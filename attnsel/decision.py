@@ -20,7 +20,8 @@ from attnsel.params import AttentionParams
 from attnsel.params.layout import Layout
 from attnsel.plugins import load_plugins
 from attnsel.policy import Policy
-from attnsel.report import difference, report_document, selection_record, to_text
+from attnsel.report.short import difference, report_document, selection_record
+from attnsel.report.text import to_text
 from attnsel.selection.assumed import resolve_assumed
 from attnsel.selection.evaluate import warn_of_retired
 from attnsel.selection.inquiry import Inquiry, can_run, waivers_of

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from attnsel.backends.registry import CANDIDATES, completed_by
+from attnsel.backends.registry import CANDIDATES
 from attnsel.base.processes import ForkSafeLock
 from attnsel.errors import in_words, short
 from attnsel.rules import REGISTRY, Page, Registry, Rule, add_limits, load_families, rule
@@ -315,6 +315,3 @@ def _check_place(record: CandidateRecord) -> None:
     ours = [other.name for other in CANDIDATES.values() if not other.plugin and not other.last_resort]
     if side not in ("before", "after") or name not in ours:
         raise ValueError(f"place = {record.place!r}: 'before' or 'after' one of {', '.join(ours)}")
-
-
-completed_by(load_plugins)

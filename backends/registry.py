@@ -20,18 +20,9 @@ CANDIDATES: dict[str, CandidateRecord] = {
 }
 
 
-_complete: list[Callable[[], object]] = []
-
-
 def complete() -> None:
-    """Let the candidates of plug-ins join, if that has not happened yet."""
-    for load in _complete:
-        load()
-
-
-def completed_by(load: Callable[[], object]) -> None:
-    """``load`` brings candidates from elsewhere (attnsel/plugins.py registers itself here)."""
-    _complete.append(load)
+    """Let the candidates of plug-ins join, if that has not happened yet. By name: they stand above."""
+    import_module("attnsel.plugins").load_plugins()
 
 
 class Selector(NamedTuple):

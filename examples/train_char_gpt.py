@@ -29,7 +29,7 @@ try:
 
     import attnsel
     from attnsel.backends.registry import CANDIDATES
-    from attnsel.report import one_line
+    from attnsel.report.answer import one_line
 except ModuleNotFoundError as missing:
     raise SystemExit(f"this example needs {missing.name}: pip install -e '.[examples]'") from None
 

@@ -31,6 +31,7 @@ LATE = {
     "attnsel.cli.explain",
     "attnsel.cli.known",
     "attnsel.cli.program",
+    "attnsel.cli.question",
     "attnsel.integrations.program",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -14,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+import attnsel
 from paths import ROOT
 
 FOLDERS = {"attnsel": "attnsel", "rules": "attnsel/rules", "backends": "attnsel/backends"}
-INSTALLED = (".py", ".typed", ".c", ".csv")
+INSTALLED = (".py", ".typed", ".c", ".csv", ".bash", ".zsh", ".fish")
 # Imports what attnsel prove starts; the folder that holds the package is its first word.
 SUITE_STANDS_ALONE = """
 import sys, pathlib, importlib
@@ -31,6 +33,19 @@ for path in files:
         assert found == path, f"{path.stem} is {found}"
 print(len(files))
 """
+
+
+def test_a_public_name_is_where_type_checkers_see_it():
+    tree = ast.parse((ROOT / "attnsel" / "__init__.py").read_text(encoding="utf-8"))
+    imports = [
+        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and "." in (node.module or "")
+    ]
+    seen = {alias.name: node.module for node in imports for alias in node.names}
+    assert seen == {**attnsel._HOME, "__version__": "attnsel._version"}
+    assert set(attnsel.__all__) == {
+        name for name in seen if attnsel._HOME.get(name) not in attnsel._NEEDS_TORCH
+    }
+    assert all(getattr(attnsel, name) is not None for name in attnsel.__all__)
 
 
 @pytest.fixture(scope="module")

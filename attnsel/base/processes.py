@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing.spawn
 import os
 import queue
 import shutil
@@ -158,21 +157,27 @@ class Unready(Exception):
 # Only what is unpickled with multiprocessing's preparation data runs before that.
 
 
-_stdlib_preparation = multiprocessing.spawn.get_preparation_data
+_stdlib_preparation: Any = None  # from when it was first replaced
 _first: dict[str, str] = {}  # a line of code by the module that wants it run
 
 
 def first_in_children(module: str, code: str) -> None:
     """From now on spawned processes begin with ``code``; a second one of the same ``module`` replaces it."""
+    global _stdlib_preparation
+    from multiprocessing import spawn  # late: most processes start no others
+
+    _stdlib_preparation = _stdlib_preparation or spawn.get_preparation_data
     _first[module] = code
-    multiprocessing.spawn.get_preparation_data = _preparation
+    spawn.get_preparation_data = _preparation
 
 
 def no_longer_in_children(module: str) -> None:
     """Undo ``first_in_children``."""
+    from multiprocessing import spawn
+
     _first.pop(module, None)
-    if not _first and multiprocessing.spawn.get_preparation_data is _preparation:
-        multiprocessing.spawn.get_preparation_data = _stdlib_preparation
+    if not _first and spawn.get_preparation_data is _preparation:
+        spawn.get_preparation_data = _stdlib_preparation
 
 
 def _preparation(name: str) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
-
-from cyclopts import App, CycloptsError
+from typing import TYPE_CHECKING, Any
 
 from attnsel._version import __version__
 from attnsel.cli.output import (
@@ -22,8 +22,10 @@ from attnsel.cli.output import (
     plain_warnings,
     settle_width,
 )
-from attnsel.cli.program import WITH_VALUE, own_words
 from attnsel.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from cyclopts import App, CycloptsError
 
 COMMANDS = {
     "explain": ("attnsel.cli.explain:explain", "which kernel runs, why the others cannot, how to get them"),
@@ -43,12 +45,17 @@ COMMANDS = {
     "replay": ("attnsel.cli.replay:replay", "a call that was refused or came out wrong, as a short program"),
     "watch": ("attnsel.cli.program:watch", "an unmodified program, and what attention it runs"),
     "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),
-    "completion": ("attnsel.cli.suggest:completion", "a script that completes commands in a shell"),
+    "completion": ("attnsel.cli.completion:completion", "a script that completes commands in a shell"),
 }
 
 
-def build_app(argv: Sequence[str]) -> App:
-    """The application, which imports nothing but the command that ``argv`` names."""
+def build_app(argv: Sequence[str], every_flag: bool = True) -> App:
+    """The application, which imports nothing but the command that ``argv`` names.
+
+    ``every_flag``: also the flags of a question that ``argv`` does not name.
+    """
+    from cyclopts import App  # late: it takes twice as long to load as Python itself
+
     app = App(
         name="attnsel",
         help="Which attention kernel will run, why each of the others cannot, and the way to a faster one.",
@@ -57,13 +64,40 @@ def build_app(argv: Sequence[str]) -> App:
         suppress_keyboard_interrupt=False,
     )
     for place, (name, (target, summary)) in enumerate(COMMANDS.items()):
+        named = name in argv[:1]
+        command = target if every_flag or not named else _with_flags_of(target, argv)
         # Beside a command's own page the summary would replace its docstring.
-        app.command(target, name=name, help=None if name in argv[:1] else summary, sort_key=place)
+        app.command(command, name=name, help=None if named else summary, sort_key=place)
     return app
 
 
+def _with_flags_of(target: str, argv: Sequence[str]) -> Any:
+    """A command that reads ``argv``, and need not read anything else."""
+    module, _, name = target.partition(":")
+    command = getattr(importlib.import_module(module), name)
+    fitted = getattr(command, "with_flags_of", None)
+    return command if fitted is None else fitted(argv)
+
+
 def _call(words: list[str]) -> Any:
-    return build_app(words)(words, exit_on_error=False, print_error=False, result_action="return_value")
+    """What a command returns; a mistake in what was typed is told."""
+    if words == ["--version"]:
+        print(__version__)
+        return FOUND
+    from cyclopts import CycloptsError
+
+    def call(every_flag: bool) -> Any:
+        app = build_app(words, every_flag)
+        return app(words, exit_on_error=False, print_error=False, result_action="return_value")
+
+    try:
+        try:
+            return call(every_flag="--help" in words or "-h" in words)
+        except CycloptsError:  # nothing was done yet, and a flag that is meant may be among the others
+            return call(every_flag=True)
+    except (CycloptsError, InvalidInput) as error:
+        complain(_in_words(error, words))
+        return BAD_INPUT
 
 
 def _in_words(error: CycloptsError | InvalidInput, words: list[str]) -> str:
@@ -77,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.stderr is None:  # closed: print() would take standard output instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    runs = words[0] if words and words[0] in WITH_VALUE else ""
+    runs = bool(words) and COMMANDS.get(words[0], ("",))[0].startswith("attnsel.cli.program:")
     if sys.stdout is None and not runs:
         complain("standard output is closed: nothing can be written")
         return CANNOT_WRITE
@@ -88,17 +122,21 @@ def main(argv: Sequence[str] | None = None) -> int:
                 reconfigure(errors="replace")
     try:
         if runs:
-            words[1:] = own_words(words[1:], WITH_VALUE[runs])
+            from attnsel.cli.program import WITH_VALUE, own_words
+
+            words[1:] = own_words(words[1:], WITH_VALUE[words[0]])
             code = _call(words)  # warnings are the program's
         else:
+            if argv is None:
+                gc.set_threshold(100_000)  # nearly all that a command makes lives until it ends
             settle_width()
             with plain_warnings():
                 code = _call(words)
+            if argv is None:
+                gc.freeze()  # and goes with the process, which would search it again: a quarter of the time
         if sys.stdout is not None:
             sys.stdout.flush()
         return code if isinstance(code, int) else FOUND
-    except (CycloptsError, InvalidInput) as error:
-        complain(_in_words(error, words))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -110,4 +148,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         discard_output()
         complain(f"standard output cannot be written: {error.strerror or error}")
         return CANNOT_WRITE
-    return BAD_INPUT

@@ -17,8 +17,8 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.base.model import invalid_input
 from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.base.suggestions import candidate_suggestion
-from attnsel.cli.flags import ALIASES, FLAGS, OUTPUT, SHORTHANDS, plain_type, read_count, yes_or_no
-from attnsel.cli.form import TEXT, Form
+from attnsel.cli.flags import ALIASES, FLAGS, SHORTHANDS, plain_type, read_count
+from attnsel.cli.form import OUTPUT, TEXT, Form, yes_or_no
 from attnsel.cli.output import FOUND, NO_BACKEND, watched
 from attnsel.cli.question import As, Chooser, Question, SwitchFlag, asked_of, asks, with_recipe
 from attnsel.decision import Selection
@@ -31,8 +31,8 @@ from attnsel.pages.commands import WITHOUT_FLAG
 from attnsel.params import AttentionParams
 from attnsel.params.options import KINDS
 from attnsel.plugins import load_plugins
-from attnsel.report import environment_words, params_words
 from attnsel.report.document import Code, Document, Facts, Item, Items, Paragraph, Ref, Table
+from attnsel.report.words import environment_words, params_words
 from attnsel.rules import REGISTRY
 
 _GRID = Group("A grid of two fields", sort_key=0)
@@ -158,7 +158,7 @@ def _features(question: Question, words: Sequence[str], kernels: Sequence[str], 
     def document() -> Document:
         if not words:
             hint = ("One of them, on every GPU: ", Code("attnsel can-i-use softcap"))
-            return Document((overview(found), Paragraph(hint)))
+            return Document((overview(found, stated), Paragraph(hint)))
         section = on_every_gpu if gpu is None else on_one_gpu
         return Document(
             tuple(section(each, [cell for cell in found if cell.feature is each]) for each in asked)

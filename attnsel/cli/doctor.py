@@ -21,8 +21,8 @@ from attnsel.environment import Environment
 from attnsel.environment.installed import FLASH_ATTN
 from attnsel.params import AttentionParams, DType
 from attnsel.policy import Policy
-from attnsel.report import environment_words
 from attnsel.report.document import Document, Facts, Fields, Item, Items, Ref, Section, Table
+from attnsel.report.words import environment_words
 from attnsel.rules import REGISTRY
 from attnsel.settings import VariableWarning
 from attnsel.verdicts.reasons import Candidate

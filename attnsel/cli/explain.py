@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from attnsel.cli.flags import OUTPUT, THE_CALL, THE_MACHINE, CudnnLib, yes_or_no
-from attnsel.cli.form import TEXT, Form
+from attnsel.cli.flags import THE_CALL, THE_MACHINE, CudnnLib
+from attnsel.cli.form import OUTPUT, TEXT, Form, yes_or_no
 from attnsel.cli.output import FOUND, NO_BACKEND, complain
 from attnsel.cli.question import As, Question, SwitchFlag, asked_of, asks
-from attnsel.decision import Selection
 from attnsel.errors import InvalidInput
-from attnsel.report import report_document, short_document
 from attnsel.report.document import Document
+from attnsel.report.short import report_document, short_document
 from attnsel.rules import REGISTRY
 
 if TYPE_CHECKING:
     from attnsel.context_parallel.plan import Plan
+    from attnsel.decision import Selection
     from attnsel.params import AttentionParams
 
 

@@ -104,24 +104,6 @@ THE_CALL = Group("The call", help=IN_HELP, sort_key=1)
 THE_MACHINE = Group("The machine", sort_key=2)
 POLICY = Group("Policy", sort_key=3)
 OTHER = Group("Another library's choice", sort_key=4)
-OUTPUT = Group("Output", sort_key=5)
-
-
-def yes_or_no(text: str, **more: Any) -> Parameter:
-    """A flag that is there or not: none says no to it."""
-    return Parameter(negative="", show_default=False, help=text, **more)
-
-
-Json = Annotated[bool, yes_or_no("print JSON instead of text", group=OUTPUT)]
-Markdown = Annotated[bool, yes_or_no("print Markdown, for an issue", group=OUTPUT)]
-
-
-def one_form(**asked: bool) -> None:
-    """Raises InvalidInput where two forms of output are asked for at once."""
-    names = [f"--{name}" for name, wanted in asked.items() if wanted]
-    if len(names) > 1:
-        raise InvalidInput(names[0], None, f"cannot go with {' and '.join(names[1:])}: one form at a time")
-
 
 CudnnLib = Annotated[
     str | None,
@@ -177,7 +159,7 @@ def plain_type(annotation: Any) -> tuple[Any, bool]:
 def _from_field(part: Literal["params", "policy"], field: str, info: FieldInfo, group: Group) -> Flag:
     kind, _ = plain_type(info.annotation)
     text = info.description or ""
-    name, negative = flag_name(field), negative_name(field)
+    name, negative = flag_name(field), negative_name(field) if kind is bool else ""
     default = info.get_default(call_default_factory=True)
     if kind is bool:
         default = name if default else None
@@ -202,8 +184,7 @@ def _from_field(part: Literal["params", "policy"], field: str, info: FieldInfo, 
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
     extra["show_default"] = False if shown in (None, "") else str(shown)
     extra["allow_leading_hyphen"] = kind in (int, float)
-    said = negative if kind is bool else ""
-    return _flag(part, field, name, kind, text, group, said, choices, **extra)._replace(negative=negative)
+    return _flag(part, field, name, kind, text, group, negative, choices, **extra)
 
 
 def _flag(

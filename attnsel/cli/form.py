@@ -1,19 +1,37 @@
-"""What an answer is printed as."""
+"""What an answer is printed as, and the flags that say so."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
-from attnsel.cli.flags import Json, Markdown, one_form
 from attnsel.cli.output import print_text, text_width
+from attnsel.errors import InvalidInput
 from attnsel.report.document import Document
 from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
+
+OUTPUT = Group("Output", sort_key=5)
+
+
+def yes_or_no(text: str, **more: Any) -> Parameter:
+    """A flag that is there or not: none says no to it."""
+    return Parameter(negative="", show_default=False, help=text, **more)
+
+
+Json = Annotated[bool, yes_or_no("print JSON instead of text", group=OUTPUT)]
+Markdown = Annotated[bool, yes_or_no("print Markdown, for an issue", group=OUTPUT)]
+
+
+def one_form(**asked: bool) -> None:
+    """Raises InvalidInput where two forms of output are asked for at once."""
+    names = [f"--{name}" for name, wanted in asked.items() if wanted]
+    if len(names) > 1:
+        raise InvalidInput(names[0], None, f"cannot go with {' and '.join(names[1:])}: one form at a time")
 
 
 @Parameter(name="*")

@@ -9,8 +9,7 @@ from cyclopts import Parameter
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import stamped
-from attnsel.cli.flags import OUTPUT, one_form
-from attnsel.cli.form import TEXT, Form
+from attnsel.cli.form import OUTPUT, TEXT, Form, one_form
 from attnsel.cli.output import BAD_INPUT, FOUND, complain
 from attnsel.environment.gpus import Gpu, catalogue, look_up_gpu
 from attnsel.errors import InvalidInput, short

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from attnsel.cli.flags import OUTPUT, THE_MACHINE, yes_or_no
-from attnsel.cli.form import TEXT, Form
+from attnsel.cli.flags import THE_MACHINE
+from attnsel.cli.form import OUTPUT, TEXT, Form, yes_or_no
 from attnsel.cli.output import BAD_INPUT, ENDING, FOUND, INTERRUPTED, complain
-from attnsel.diagnose.watching.judge import write
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput, in_words
 
@@ -335,6 +334,8 @@ class Teller:
             complain(f"the report could not be made: {in_words(error)}")
 
     def _tell(self) -> None:
+        from attnsel.diagnose.watching.judge import write  # which asks the engine: when the program has ended
+
         watched = self.session.watched(gpu=self.gpu, exit_code=self.exit_code)
         if self.out is not None:
             try:

@@ -6,6 +6,7 @@ command receives what was stated as one :class:`Question`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -16,7 +17,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
@@ -37,13 +38,15 @@ from attnsel.cli.flags import (
 from attnsel.cli.output import complain
 from attnsel.decision import Selection, select
 from attnsel.dispatchers import DISPATCHERS, held_by, switches_of
-from attnsel.dispatchers.te.config import TeConfig, configs
 from attnsel.environment import Environment, describe_device
 from attnsel.errors import InvalidInput
 from attnsel.pages.commands import DESCRIBED_AFTERWARDS
 from attnsel.params import AttentionParams, TensorSpec
 from attnsel.params.options import KINDS
 from attnsel.policy import Policy
+
+if TYPE_CHECKING:
+    from attnsel.dispatchers.te.config import TeConfig
 
 # --------------------------------------------------------------------------------------------------------
 # What ``--params`` and ``--env`` read: JSON, of attnsel's own or of ``doctor``, and what TransformerEngine
@@ -100,6 +103,10 @@ def _first_device(path: Path, devices: list[Any]) -> Mapping[str, Any]:
 
 def _printed(path: Path, text: str) -> TeConfig | None:
     """The first configuration of TransformerEngine's in a text that is no JSON of ours; None without one."""
+    from attnsel.dispatchers.te.config import (
+        configs,
+    )  # with TransformerEngine's filters, for such a file alone
+
     found: list[TeConfig] = []
     for one in configs(text):
         if one not in found and len(found) < 100:
@@ -281,6 +288,22 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
     parameters = [files[0], *flags, *layout_flags(), files[1], *own]
     signature = inspect.Signature(sorted(parameters, key=lambda each: each.kind))
     run.__signature__ = signature  # type: ignore[attr-defined]
+
+    def with_flags_of(words: Sequence[str]) -> Callable[..., int]:
+        """The command without those flags of a question that ``words`` do not name: there are a hundred, and
+        making all of them ready takes cyclopts longer than the answer takes."""
+        named = {word.partition("=")[0] for word in words}
+        absent = {
+            flag.parameter.name
+            for flag in (*SHORTHANDS, *FLAGS)
+            if named.isdisjoint((*flag.names, flag.negative))
+        }
+        fewer = functools.update_wrapper(functools.partial(run), run)
+        kept = [one for one in signature.parameters.values() if one.name not in absent]
+        fewer.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        return fewer
+
+    run.with_flags_of = with_flags_of  # type: ignore[attr-defined]
     return run
 
 

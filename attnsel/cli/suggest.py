@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
 
 from cyclopts import (
     CycloptsError,
     MissingArgumentError,
-    Parameter,
     RepeatArgumentError,
     UnknownCommandError,
     UnknownOptionError,
@@ -19,9 +15,7 @@ from cyclopts import (
 )
 
 from attnsel.base.suggestions import near, other_names
-from attnsel.cli import COMMANDS, build_app
 from attnsel.cli.flags import FLAGS, SHORTHANDS, Flag, blame
-from attnsel.cli.output import FOUND
 from attnsel.errors import InvalidInput, short
 
 
@@ -154,62 +148,3 @@ def known_flags(error: CycloptsError) -> list[str]:
     """Every name that the command of an error has a flag for."""
     arguments = getattr(error, "argument_collection", None) or ()
     return [name for argument in arguments for name in argument.names if name.startswith("--")]
-
-
-# --------------------------------------------------------------------------------------------------------
-# ``attnsel completion``: a shell's script that completes commands, flags and what a flag takes.
-
-
-Shell = Literal["bash", "zsh", "fish"]
-
-
-def completion(
-    shell: Annotated[Shell, Parameter(help="the shell that reads it")],
-    /,
-) -> int:
-    """A script that completes commands, flags, GPUs and the values that a flag knows.
-
-    bash: `eval "$(attnsel completion bash)"` in ~/.bashrc
-
-    zsh: `attnsel completion zsh > DIR/_attnsel`, DIR being in fpath
-
-    fish: `attnsel completion fish > ~/.config/fish/completions/attnsel.fish`
-    """
-    app = build_app(())
-    for name, (target, _) in COMMANDS.items():
-        module, _, function = target.partition(":")
-        command = getattr(importlib.import_module(module), function)
-        del app[name]
-        app.command(_with_choices(command), name=name)
-    print(app.generate_completion(prog_name="attnsel", shell=shell))
-    return FOUND
-
-
-def _with_choices(command: Callable[..., int]) -> Callable[..., int]:
-    """The same command, as far as a shell is told: what a flag may be stands in its type, where it is read
-    by a model otherwise."""
-    flags = {flag.parameter.name: flag for flag in FLAGS}
-    signature = inspect.signature(command, eval_str=True)
-
-    def told(**given: Any) -> int:
-        return FOUND
-
-    told.__name__, told.__doc__ = command.__name__, command.__doc__
-    told.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[
-            _chosen_from(parameter, flags[parameter.name]) if parameter.name in flags else parameter
-            for parameter in signature.parameters.values()
-        ],
-        return_annotation=int,
-    )
-    return told
-
-
-def _chosen_from(parameter: inspect.Parameter, flag: Flag) -> inspect.Parameter:
-    (about,) = parameter.annotation.__metadata__
-    choices = flag.choices() if callable(flag.choices) else flag.choices
-    if choices:
-        return parameter.replace(annotation=Annotated[Literal[choices] | None, about])
-    if flag.negative:
-        return parameter.replace(annotation=Annotated[bool, about], default=False)
-    return parameter

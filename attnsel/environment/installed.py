@@ -17,7 +17,6 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion
 from packaging.version import Version as PackageVersion
 
@@ -138,6 +137,8 @@ def built_for(name: str) -> dict[str, str]:
 
 def unmet_requirements(name: str) -> list[str]:
     """What a distribution says it needs and does not find: ``nvidia-cutlass-dsl>=4.6.2 (here 4.4.0)``."""
+    from packaging.requirements import InvalidRequirement, Requirement  # the longest of its modules to load
+
     found = distribution(name)
     unmet = []
     for line in (found.requires if found is not None else None) or ():

@@ -19,6 +19,7 @@ from attnsel.pages.can_i_use import (
     Range,
     Span,
     State,
+    Stated,
     component_of,
     half_on,
     releases,
@@ -182,15 +183,18 @@ def codes_of(cells: Iterable[Cell]) -> Iterator[str]:
 # ---- tables of answers, and answers with their reasons, as documents ------------------------------------
 
 
-def overview(cells: Sequence[Cell]) -> Section:
-    """All features on one GPU: a row for each, a column for each kernel, with nothing but marks."""
+def overview(cells: Sequence[Cell], stated: Stated = ()) -> Section:
+    """All features on one GPU: a row for each, a column for each kernel, with nothing but marks. ``stated``:
+    the releases that were asked about."""
     kernels = tuple(dict.fromkeys(cell.kernel for cell in cells))
     marks = {(cell.feature.name, cell.kernel): LOOKS[cell.state].mark for cell in cells}
     rows: list[tuple[str, ...]] = []
     for group, members in groupby(dict.fromkeys(cell.feature for cell in cells), key=lambda each: each.group):
         rows.append((group,))
         rows += [(each.name, *(marks[each.name, kernel] for kernel in kernels)) for each in members]
-    title = f"What runs on {_gpu_words(cells[0])} with the newest releases"
+    given = ", ".join(f"{component_name(component)} {version}" for component, version in stated)
+    asked_of = f"{given} and the newest of the others" if stated else "the newest releases"
+    title = f"What runs on {_gpu_words(cells[0])} with {asked_of}"
     head = (kernel.rpartition(".") for kernel in kernels)
     named = ((family + dot, name) if family else name for family, dot, name in head)
     return Section(title, (Table(("feature", *named), tuple(rows)), Items(_legend(cells))))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.records import stamped, to_json
 from attnsel.report.answer import (
     absent_packages,
+    answer_document,
     assumption_words,
     hints,
     names,
@@ -219,3 +221,35 @@ def _against(refusal: Refusal, sources: bool) -> Item:
 def _refusal_text(refusal: Refusal) -> str:
     more = f" ({refusal.switch})" if refusal.switch and refusal.switch not in refusal.text else ""
     return f"{refusal.text}{more}"
+
+
+def report_document(selection: SelectionView, sources: bool = False) -> Document:
+    """The whole answer; where another chooser was asked, its answer first.
+
+    ``sources``: below each reason where it is written.
+    """
+    whole = answer_document if selection.dispatched is None else dispatched_document
+    return whole(selection, sources)
+
+
+def selection_record(selection: SelectionView, unlocks: bool = True) -> dict[str, Any]:
+    """The whole answer as JSON."""
+    out: dict[str, Any] = {
+        "backend": selection.backend,
+        "params": to_json(selection.params),
+        "environment": to_json(selection.environment),
+        "policy": to_json(selection.policy),
+        "candidates": [
+            {"name": one.name, "title": CANDIDATES[one.name].title, **to_json(one)}
+            for one in selection.candidates
+        ],
+        "assumptions": to_json(selection.assumptions),
+        "hints": to_json(selection.hints),
+    }
+    if selection.layout is not None:
+        out["layout"] = to_json(selection.layout)
+    if selection.dispatched is not None:
+        out["dispatched"] = {**to_json(selection.dispatched), "difference": difference(selection)}
+    if unlocks:
+        out["unlocks"] = to_json(selection.unlocks)
+    return stamped("selection", out)

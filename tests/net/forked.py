@@ -77,6 +77,7 @@ def fix_the_machine() -> None:
     sys.modules["pages"] = types.ModuleType("pages")
     vars(sys.modules["pages"]).update(zeros=zeros)
     import attnsel
+    import attnsel.decision  # under Python's own version
 
     Version = collections.namedtuple("Version", "major minor micro releaselevel serial")
     actual, sys.version_info = sys.version_info, Version(*PYTHON, "final", 0)
@@ -86,7 +87,7 @@ def fix_the_machine() -> None:
     finally:
         sys.version_info = actual
     # Imported once for all: the programs take less time so.
-    import attnsel.cli
+    import attnsel.cli.program
 
     _ = attnsel.DotProductAttention, attnsel.attention, attnsel.watch
     os.getpid = lambda: 4711

@@ -19,7 +19,8 @@ if __name__ == "__main__":
     sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support"))
     sys.path.append(str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
-from attnsel.cli.flags import CudnnLib, Json
+from attnsel.cli.flags import CudnnLib
+from attnsel.cli.form import Json
 from attnsel.cli.output import BAD_INPUT, INTERRUPTED, complain, plain_warnings, settle_width
 from attnsel.cli.suggest import in_words
 from attnsel.errors import InvalidInput

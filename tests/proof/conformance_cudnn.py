@@ -8,7 +8,7 @@ from agreement import GPUS, Tally, compare, starting_points
 from attnsel.base.records import stamped
 from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_text, unwound
 from attnsel.errors import InvalidInput
-from attnsel.report import params_words
+from attnsel.report.words import params_words
 from attnsel.verdicts.requirements import size
 from disagreements import SHOWN, gpus_of, tell_disagreements, tell_outcomes
 from printed import print_json, wrap

@@ -11,7 +11,7 @@ from agreement import RuleMismatch, Tally, upper_bound
 from attnsel.cli.output import print_text
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput
-from attnsel.report import params_words
+from attnsel.report.words import params_words
 from attnsel.rules import REGISTRY
 from printed import wrap
 

@@ -142,9 +142,12 @@ def _way(way: Unlock) -> Item:
 
 def _rest(explained: Explained) -> str:
     hidden = len(explained.answers) - MOST_CALLS
-    words = [f"{hidden} more different calls: --json has them all."] if hidden > 0 else []
+    words = [f"{hidden} more different calls: --json has them all."] if hidden > 1 else []
+    if hidden == 1:
+        words.append("1 more different call: --json has it.")
     if explained.left_out:
-        words.append(f"{explained.left_out} calls more than can be told apart were left out.")
+        calls, were = ("call", "was") if explained.left_out == 1 else ("calls", "were")
+        words.append(f"{explained.left_out} {calls} more than can be told apart {were} left out.")
     codes = dict.fromkeys(cause.code for a in explained.answers for cause in a.causes if cause.code)
     words += [f"Why a rule: attnsel rule {next(iter(codes))}"] if codes else []
     return " ".join(words)

@@ -25,7 +25,7 @@ from attnsel.diagnose.ranks.lines import (
 )
 from attnsel.errors import InvalidInput, printable, short
 from attnsel.params import AttentionParams
-from attnsel.report import params_words
+from attnsel.report.words import params_words
 from attnsel.verdicts.reasons import WRONG_NUMBERS
 
 MOST_ENTRIES = 20_000

@@ -3,9 +3,12 @@ as people type them, and what is said of one that there is not."""
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from attnsel import AttentionParams, Environment, Policy
+from attnsel.cli import COMMANDS, _with_flags_of
 from attnsel.cli.flags import ALIASES, FLAG_OF, FLAGS, SHORTHANDS, read_count, read_window
 from attnsel.cli.suggest import meant_flag
 from attnsel.environment import COMPONENTS
@@ -24,6 +27,19 @@ def test_every_field_of_a_call_a_machine_and_a_policy_has_a_flag_or_a_reason_not
     assert flags["params"] - set(AttentionParams.model_fields) == {"fp8_recipe", "mask_dtype", "tensor_rank"}
     assert flags["machine"] == {"gpu", *COMPONENTS, *DESCRIBED_AFTERWARDS}
     assert set(Policy.model_fields) - flags["policy"] == {"deterministic"}, "a field of the call"
+
+
+@each("command", ["explain", "can-i-use"])
+def test_a_command_that_reads_some_words_has_every_flag_they_name(command):
+    def flags_for(*words: str) -> set[str]:
+        return set(inspect.signature(_with_flags_of(COMMANDS[command][0], words)).parameters)
+
+    every, none = {flag.parameter.name for flag in (*SHORTHANDS, *FLAGS)}, flags_for(command)
+    assert not every & none
+    for flag in (*SHORTHANDS, *FLAGS):
+        for name in filter(None, (*flag.names, flag.negative)):
+            assert flags_for(command, name, "1") - none == {flag.parameter.name}, name
+            assert flags_for(command, "--json", f"{name}=1") - none == {flag.parameter.name}, name
 
 
 # ---- what they say ------------------------------------------------------------------------------------

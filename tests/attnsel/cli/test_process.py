@@ -53,15 +53,33 @@ def test_a_closed_output_is_one_line_and_a_closed_error_output_leaves_the_other_
 # ---- how it begins ------------------------------------------------------------------------------------
 
 
-def test_a_described_gpu_imports_nothing_heavy():
-    script = (
-        "code = main();"
-        "heavy = {'torch', 'triton', 'cudnn', 'numpy', 'rich.table', 'rich.progress'} & set(sys.modules);"
-        "heavy |= {'attnsel.diagnose.logs.parsers'} & set(sys.modules);"
-        "print(sorted(heavy), file=sys.stderr); sys.exit(code)"
-    )
-    done = child("explain", "--gpu", "H100", code=script)
-    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+HEAVY = "torch triton cudnn numpy rich.table rich.progress attnsel.diagnose"
+ENGINE = "pydantic attnsel.params attnsel.rules attnsel.backends attnsel.selection attnsel.decision"
+
+
+@each(
+    "words, absent",
+    [
+        ("--version", f"{ENGINE} cyclopts rich attnsel.cli.program"),
+        ("--help", f"{ENGINE} attnsel.cli.flags attnsel.cli.program"),
+        ("completion bash", f"{ENGINE} attnsel.cli.flags"),
+        ("rule CUDNN204", f"{HEAVY} rich attnsel.decision attnsel.selection.evaluate attnsel.cli.flags"),
+        ("explain --gpu H100", f"{HEAVY} rich attnsel.dispatchers.te attnsel.context_parallel"),
+    ],
+)
+def test_a_command_loads_what_it_needs(words, absent):
+    done = child(*words.split(), code="code = main(); print(*sys.modules, file=sys.stderr); sys.exit(code)")
+    assert done.returncode == 0
+    loaded = done.stderr.split()
+    for name in absent.split():
+        assert not [module for module in loaded if f"{module}.".startswith(f"{name}.")]
+
+
+def test_importing_attnsel_loads_nothing_of_it():
+    start = f"import sys; sys.path.append({str(IMPORTED_FROM)!r}); before = set(sys.modules); import attnsel;"
+    script = "print(*sorted(set(sys.modules) - before)); attnsel.settings.VariableWarning, attnsel.Policy"
+    done = subprocess.run([sys.executable, "-c", f"{start} {script}"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["attnsel", "attnsel._version"]), done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGPIPE there")

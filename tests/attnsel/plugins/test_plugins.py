@@ -136,6 +136,21 @@ def test_policies_name_it(installed: Path) -> None:
     assert "sample.plain" in told.stderr, "a name that nobody has is an error with all names"
 
 
+def test_its_name_is_known_in_a_process_that_imported_nothing_else(tmp_path: Path) -> None:
+    site = by_hand(tmp_path, "acme", "PLUGIN = plugin()")
+    policy = "from attnsel.policy import Policy; assert Policy({}='acme').{} == 'acme'"
+    current = "from attnsel.settings import current; assert current().policy.{} == ('acme',)"
+    for code, environ in (
+        (policy.format("backend", "backend"), {}),
+        (policy.format("allow", "allow[0]"), {}),
+        (policy.format("deny", "deny[0]"), {}),
+        (current.format("allow"), {"ATTNSEL_BACKENDS": "acme"}),
+        (current.format("deny"), {"ATTNSEL_DISABLE": "acme"}),
+    ):
+        done = python(code, site, **environ)
+        assert done.returncode == 0, done.stderr
+
+
 RUNS = """
 import attnsel, sys, warnings
 assert "sample_attention" not in sys.modules

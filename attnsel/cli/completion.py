@@ -1,0 +1,30 @@
+"""``attnsel completion``: a shell's script that completes commands, flags and what a flag takes."""
+
+from __future__ import annotations
+
+import pkgutil
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from attnsel.cli.output import FOUND
+
+Shell = Literal["bash", "zsh", "fish"]
+
+
+def completion(
+    shell: Annotated[Shell, Parameter(help="the shell that reads it")],
+    /,
+) -> int:
+    """A script that completes commands, flags, GPUs and the values that a flag knows.
+
+    bash: `eval "$(attnsel completion bash)"` in ~/.bashrc
+
+    zsh: `attnsel completion zsh > DIR/_attnsel`, DIR being in fpath
+
+    fish: `attnsel completion fish > ~/.config/fish/completions/attnsel.fish`
+    """
+    script = pkgutil.get_data("attnsel.cli", f"data/completion.{shell}")  # docs/tools/completions.py makes it
+    assert script is not None, "attnsel.cli is not read from files"
+    print(script.decode(), end="")
+    return FOUND

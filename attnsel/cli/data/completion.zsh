@@ -1,0 +1,534 @@
+#compdef attnsel
+
+_cyclopts_attnsel() {
+  local line state
+
+  _arguments -C \
+    '--help[Display this message and exit.]' \
+    '-h[Display this message and exit.]' \
+    '--version[Display application version.]' \
+    '1: :->cmds' \
+    '*::arg:->args'
+
+  case $state in
+    cmds)
+      local -a commands
+      commands=(
+        'explain:Which attention kernel runs this call, why each of the others cannot, and how t…'
+        'can-i-use:Which kernels have a feature, on which GPUs, and from which release on; or what…'
+        'rules:Every rule\: its code and title, which candidates it is about, where it holds, w…'
+        'rule:The page of one rule\: what it says, why, where it holds, what it rests on, and …'
+        'gpus:The GPUs that --gpu knows\: name, architecture, memory, SMs. \"-\" is not known.'
+        'prove:Run attnsel'\''s GPU tests on this card, then its kernel benchmark, and write one …'
+        'run:Run a program that imports flash_attn, unchanged, with attnsel'\''s functions unde…'
+        'report:What many ranks ran, from the files they left\: who differs and why, and what fe…'
+        'replay:Print a short program that makes a failed call again, for an upstream issue.'
+        'watch:Run a program unchanged, and tell what attention it ran, where, how often, and …'
+        'doctor:What is installed here, what a plain causal call gets on each device, and what …'
+        'completion:A script that completes commands, flags, GPUs and the values that a flag knows.'
+      )
+      _describe -t commands 'command' commands
+      ;;
+    args)
+      case $words[1] in
+        explain)
+          case ${words[CURRENT]} in
+            --params=*)
+              compset -P '--params='
+              _files
+              return
+              ;;
+            --dtype=*)
+              compset -P '--dtype='
+              compadd -- 'bf16' 'fp16' 'fp32' 'fp64' 'fp8_e4m3' 'fp8_e5m2'
+              return
+              ;;
+            --attn-mask-type=*)
+              compset -P '--attn-mask-type='
+              compadd -- 'no_mask' 'padding' 'causal' 'padding_causal' 'causal_bottom_right' 'padding_causal_bottom_right' 'arbitrary'
+              return
+              ;;
+            --mask=*)
+              compset -P '--mask='
+              compadd -- 'no_mask' 'padding' 'causal' 'padding_causal' 'causal_bottom_right' 'padding_causal_bottom_right' 'arbitrary'
+              return
+              ;;
+            --core-attention-bias-type=*)
+              compset -P '--core-attention-bias-type='
+              compadd -- 'no_bias' 'pre_scale_bias' 'post_scale_bias' 'alibi'
+              return
+              ;;
+            --core-attention-bias-shape=*)
+              compset -P '--core-attention-bias-shape='
+              compadd -- 'bhss' '1hss' 'b1ss' '11ss' '111s'
+              return
+              ;;
+            --softmax-type=*)
+              compset -P '--softmax-type='
+              compadd -- 'vanilla' 'off-by-one' 'learnable'
+              return
+              ;;
+            --kv-cache=*)
+              compset -P '--kv-cache='
+              compadd -- 'none' 'contiguous' 'paged'
+              return
+              ;;
+            --cp-comm-type=*)
+              compset -P '--cp-comm-type='
+              compadd -- 'p2p' 'all_gather' 'a2a' 'a2a+p2p'
+              return
+              ;;
+            --fp8-recipe=*)
+              compset -P '--fp8-recipe='
+              compadd -- 'delayed' 'current' 'mxfp8' 'block'
+              return
+              ;;
+            --gpu=*)
+              compset -P '--gpu='
+              compadd -- 'V100' 'V10016GB' 'V100PCIe' 'V100PCIe16GB' 'V100S' 'T4' 'T4G' 'A100' 'A10040GB' 'A100PCIe' 'A100PCIe40GB' 'A10064GB' 'A100X' 'A800' 'A800PCIe' 'A800PCIe40GB' 'A30' 'A30X' 'A2' 'A10' 'A10G' 'A16' 'A40' 'L2' 'L4' 'L20' 'L40' 'L40S' 'L40G' 'H100' 'H100PCIe' 'H100NVL' 'H10096GB' 'H10064GB' 'H800' 'H800PCIe' 'H20' 'H20141GB' 'H200' 'H200NVL' 'GH200' 'GH200144GB' 'B100' 'B200' 'GB200' 'B300' 'GB300' 'QuadroGV100' 'TITANV' 'TITANRTX' 'QuadroRTX3000' 'QuadroRTX4000' 'QuadroRTX4000Laptop' 'QuadroRTX5000' 'QuadroRTX6000' 'QuadroRTX8000' 'T400' 'T4004GB' 'T500Laptop' 'T550Laptop' 'T600' 'T600Laptop' 'T1000' 'T10008GB' 'T1200Laptop' 'QuadroT1000' 'QuadroT2000' 'RTXA400' 'RTXA500Laptop' 'RTXA1000' 'RTXA1000Laptop' 'RTXA1000Laptop6GB' 'RTXA2000' 'RTXA200012GB' 'RTXA2000Laptop' 'RTXA2000Laptop8GB' 'RTXA3000Laptop' 'RTXA3000Laptop12GB' 'RTXA4000' 'RTXA4000Laptop' 'RTXA4500' 'RTXA4500Laptop' 'RTXA5000' 'RTXA5000Laptop' 'RTXA5500' 'RTXA5500Laptop' 'RTXA6000' 'RTX500AdaLaptop' 'RTX1000AdaLaptop' 'RTX2000Ada' 'RTX2000AdaLaptop' 'RTX3000AdaLaptop' 'RTX3500AdaLaptop' 'RTX4000Ada' 'RTX4000SFFAda' 'RTX4000AdaLaptop' 'RTX4500Ada' 'RTX5000Ada' 'RTX5000AdaLaptop' 'RTX5880Ada' 'RTX6000Ada' 'RTXPRO500Laptop' 'RTXPRO1000Laptop' 'RTXPRO2000' 'RTXPRO2000Laptop' 'RTXPRO3000Laptop' 'RTXPRO4000' 'RTXPRO4000SFF' 'RTXPRO4000Laptop' 'RTXPRO4500' 'RTXPRO5000' 'RTXPRO500072GB' 'RTXPRO5000Laptop' 'RTXPRO6000' 'RTXPRO6000Max-Q' 'RTXPRO4500Server' 'RTXPRO6000Server' 'GB10' 'GTX1630' 'GTX1650' 'GTX1650Laptop' 'GTX1650TiLaptop' 'GTX1650SUPER' 'GTX1660' 'GTX1660SUPER' 'GTX1660Ti' 'MX450' 'MX550' 'RTX2060' 'RTX206012GB' 'RTX2060SUPER' 'RTX2070' 'RTX2070SUPER' 'RTX2080' 'RTX2080SUPER' 'RTX2080Ti' 'MX570' 'RTX2050Laptop' 'RTX3050' 'RTX30506GB' 'RTX3050Laptop' 'RTX3050Laptop6GB' 'RTX3050TiLaptop' 'RTX3060' 'RTX30608GB' 'RTX3060Laptop' 'RTX3060Ti' 'RTX3070' 'RTX3070Laptop' 'RTX3070Ti' 'RTX3070TiLaptop' 'RTX3080' 'RTX308012GB' 'RTX3080Laptop' 'RTX3080Laptop16GB' 'RTX3080Ti' 'RTX3080TiLaptop' 'RTX3090' 'RTX3090Ti' 'RTX4050Laptop' 'RTX4060' 'RTX4060Laptop' 'RTX4060Ti' 'RTX4060Ti16GB' 'RTX4070' 'RTX4070Laptop' 'RTX4070SUPER' 'RTX4070Ti' 'RTX4070TiSUPER' 'RTX4080' 'RTX4080Laptop' 'RTX4080SUPER' 'RTX4090' 'RTX4090D' 'RTX4090Laptop' 'RTX5050' 'RTX5050Laptop' 'RTX5060' 'RTX5060Laptop' 'RTX5060Ti' 'RTX5060Ti8GB' 'RTX5070' 'RTX5070Laptop' 'RTX5070Ti' 'RTX5070TiLaptop' 'RTX5080' 'RTX5080Laptop' 'RTX5090' 'RTX5090D' 'RTX5090DV2' 'RTX5090Laptop' 'Xavier' 'AGXXavier' 'AGXXavier64GB' 'AGXXavier16GB' 'XavierNX' 'XavierNX16GB' 'Orin' 'AGXOrin' 'AGXOrin32GB' 'OrinNX' 'OrinNX8GB' 'OrinNano' 'OrinNano4GB' 'Thor' 'JetsonT5000' 'JetsonT4000' 'A80040GB' 'AX800' 'A10M' 'H800NVL' 'T400E' 'RTXA4000H' 'RTXA500Embedded' 'RTXA1000Embedded' 'RTXA2000Embedded' 'RTXA4500Embedded' 'RTX2000EAda' 'RTX2000AdaEmbedded' 'RTX3500AdaEmbedded' 'RTX5000AdaEmbedded' 'RTX6000D' 'RTXPRO500Embedded' 'RTXPRO2000Embedded' 'RTXPRO4000Embedded' 'RTXPRO5000Embedded' 'MX570A' 'RTX3050OEM' 'RTX3050ALaptop' 'CMP100HX' 'CMP30HX' 'CMP40HX' 'CMP50HX' 'CMP170HX' 'CMP170HX10GB' 'CMP70HX' 'CMP90HX' 'cpu' 'rocm' 'mps' 'xpu'
+              return
+              ;;
+            --platform=*)
+              compset -P '--platform='
+              compadd -- 'linux' 'darwin' 'windows' 'other'
+              return
+              ;;
+            --torch-flash=*)
+              compset -P '--torch-flash='
+              compadd -- 'FA2' 'FA3' 'FA4' 'other'
+              return
+              ;;
+            --adapt=*)
+              compset -P '--adapt='
+              compadd -- 'auto' 'never'
+              return
+              ;;
+            --env=*)
+              compset -P '--env='
+              _files
+              return
+              ;;
+            --from-log=*)
+              compset -P '--from-log='
+              _files
+              return
+              ;;
+          esac
+          _arguments \
+            '*--params[JSON of AttentionParams, of an earlier --json, or what TransformerEngine prints…]:params:_files' \
+            '*--head-dim[head dimension of queries, keys and values; 192,128 where those of values differ]:head-dim' \
+            '*--seqlen[longest sequence, of queries and of keys]:seqlen' \
+            '*--seq-len[longest sequence, of queries and of keys]:seq-len' \
+            '*--causal[the mask type\: causal or no_mask; padding_causal or padding where sequences are…]:causal' \
+            '--no-causal[the mask type\: causal or no_mask; padding_causal or padding where sequences are…]' \
+            '*--sliding-window[as transformers has it\: a causal query sees N keys, its own among them, which i…]:sliding-window' \
+            "*--dtype[element type of q, k and v\: bf16, fp16, fp32, fp64, fp8_e4m3, fp8_e5m2]:dtype:(bf16 fp16 fp32 fp64 fp8_e4m3 fp8_e5m2)" \
+            '*--qkv-layout[memory layout, or just its format\: bshd, sbhd, thd, bhsd]:qkv-layout' \
+            '*--layout[memory layout, or just its format\: bshd, sbhd, thd, bhsd]:layout' \
+            '*--batch-size[sequences in the batch]:batch-size' \
+            '*--batch[sequences in the batch]:batch' \
+            '*--num-heads[query heads]:num-heads' \
+            '*--heads[query heads]:heads' \
+            '*--num-attention-heads[query heads]:num-attention-heads' \
+            '*--num-gqa-groups[key/value heads; as many as query heads if 0]:num-gqa-groups' \
+            '*--kv-heads[key/value heads; as many as query heads if 0]:kv-heads' \
+            '*--num-kv-heads[key/value heads; as many as query heads if 0]:num-kv-heads' \
+            '*--num-key-value-heads[key/value heads; as many as query heads if 0]:num-key-value-heads' \
+            '*--max-seqlen-q[longest query sequence]:max-seqlen-q' \
+            '*--seqlen-q[longest query sequence]:seqlen-q' \
+            '*--max-seqlen-kv[longest key sequence; max_seqlen_q if -1]:max-seqlen-kv' \
+            '*--seqlen-kv[longest key sequence; max_seqlen_q if -1]:seqlen-kv' \
+            '*--head-dim-qk[head dimension of queries and keys]:head-dim-qk' \
+            '*--head-dim-v[head dimension of values; head_dim_qk if 0]:head-dim-v' \
+            "*--attn-mask-type[which pairs may attend\: no_mask, padding, causal, padding_causal, causal_bottom…]:attn-mask-type:(no_mask padding causal padding_causal causal_bottom_right padding_causal_bottom_right arbitrary)" \
+            "*--mask[which pairs may attend\: no_mask, padding, causal, padding_causal, causal_bottom…]:mask:(no_mask padding causal padding_causal causal_bottom_right padding_causal_bottom_right arbitrary)" \
+            '*--window-size[(left, right) keys around the diagonal, inclusive; -1 is no bound; one number i…]:window-size' \
+            '--bottom-right-diagonal[anchor of windows and ALiBi; decided by a causal mask type]' \
+            '--no-bottom-right-diagonal[anchor of windows and ALiBi; decided by a causal mask type]' \
+            "*--core-attention-bias-type[what is added to the scores\: no_bias, pre_scale_bias, post_scale_bias, alibi]:core-attention-bias-type:(no_bias pre_scale_bias post_scale_bias alibi)" \
+            "*--core-attention-bias-shape[which dimensions of the bias are not 1; 1hss if there is a bias\: bhss, 1hss, b1…]:core-attention-bias-shape:(bhss 1hss b1ss 11ss 111s)" \
+            '--core-attention-bias-requires-grad[the bias needs a gradient]' \
+            '--no-core-attention-bias-requires-grad[the bias needs a gradient]' \
+            '*--alibi-slopes-shape[(h,) or (b, h) where slopes are given; computed from the heads if None]:alibi-slopes-shape' \
+            "*--softmax-type[attention sink in the denominator\: vanilla, off-by-one, learnable]:softmax-type:(vanilla off-by-one learnable)" \
+            '*--softcap[softcap * tanh(score / softcap); 0 is off]:softcap' \
+            '*--attention-dropout[dropout probability]:attention-dropout' \
+            '*--dropout[dropout probability]:dropout' \
+            '--training[a backward pass will be needed]' \
+            '--inference[a backward pass will be needed]' \
+            '--deterministic[bitwise equal results run after run]' \
+            '--no-deterministic[bitwise equal results run after run]' \
+            '--return-lse[the log-sum-exp is needed too]' \
+            '--no-return-lse[the log-sum-exp is needed too]' \
+            '--return-max-logit[the largest score per head is needed too]' \
+            '--no-return-max-logit[the largest score per head is needed too]' \
+            "*--kv-cache[keys and values live in an inference cache\: none, contiguous, paged]:kv-cache:(none contiguous paged)" \
+            '*--page-size[tokens per page of a paged cache]:page-size' \
+            '--pad-between-seqs[thd\: gaps between packed sequences]' \
+            '--no-pad-between-seqs[thd\: gaps between packed sequences]' \
+            '*--cp-size[ranks that one sequence is spread over]:cp-size' \
+            "*--cp-comm-type[how context parallel ranks exchange\: p2p, all_gather, a2a, a2a+p2p]:cp-comm-type:(p2p all_gather a2a a2a+p2p)" \
+            '--cuda-graph[the call is captured into a CUDA graph]' \
+            '--no-cuda-graph[the call is captured into a CUDA graph]' \
+            '--fp8[inside FP8 autocast; the recipe says if attention is FP8]' \
+            '--no-fp8[inside FP8 autocast; the recipe says if attention is FP8]' \
+            '*--mask-dtype[for plain F.sdpa\: the element type of its attn_mask, such as fp32 or bool]:mask-dtype' \
+            '*--tensor-rank[for plain F.sdpa\: dimensions of q, k and v; default 4]:tensor-rank' \
+            "*--fp8-recipe[attention in FP8 under this recipe\: delayed, current, mxfp8, block]:fp8-recipe:(delayed current mxfp8 block)" \
+            "*--gpu[H100, H200, B200, B300, RTX 5090, GB10 and more (attnsel gpus lists them), as d…]:gpu:(V100 V10016GB V100PCIe V100PCIe16GB V100S T4 T4G A100 A10040GB A100PCIe A100PCIe40GB A10064GB A100X A800 A800PCIe A800PCIe40GB A30 A30X A2 A10 A10G A16 A40 L2 L4 L20 L40 L40S L40G H100 H100PCIe H100NVL H10096GB H10064GB H800 H800PCIe H20 H20141GB H200 H200NVL GH200 GH200144GB B100 B200 GB200 B300 GB300 QuadroGV100 TITANV TITANRTX QuadroRTX3000 QuadroRTX4000 QuadroRTX4000Laptop QuadroRTX5000 QuadroRTX6000 QuadroRTX8000 T400 T4004GB T500Laptop T550Laptop T600 T600Laptop T1000 T10008GB T1200Laptop QuadroT1000 QuadroT2000 RTXA400 RTXA500Laptop RTXA1000 RTXA1000Laptop RTXA1000Laptop6GB RTXA2000 RTXA200012GB RTXA2000Laptop RTXA2000Laptop8GB RTXA3000Laptop RTXA3000Laptop12GB RTXA4000 RTXA4000Laptop RTXA4500 RTXA4500Laptop RTXA5000 RTXA5000Laptop RTXA5500 RTXA5500Laptop RTXA6000 RTX500AdaLaptop RTX1000AdaLaptop RTX2000Ada RTX2000AdaLaptop RTX3000AdaLaptop RTX3500AdaLaptop RTX4000Ada RTX4000SFFAda RTX4000AdaLaptop RTX4500Ada RTX5000Ada RTX5000AdaLaptop RTX5880Ada RTX6000Ada RTXPRO500Laptop RTXPRO1000Laptop RTXPRO2000 RTXPRO2000Laptop RTXPRO3000Laptop RTXPRO4000 RTXPRO4000SFF RTXPRO4000Laptop RTXPRO4500 RTXPRO5000 RTXPRO500072GB RTXPRO5000Laptop RTXPRO6000 RTXPRO6000Max-Q RTXPRO4500Server RTXPRO6000Server GB10 GTX1630 GTX1650 GTX1650Laptop GTX1650TiLaptop GTX1650SUPER GTX1660 GTX1660SUPER GTX1660Ti MX450 MX550 RTX2060 RTX206012GB RTX2060SUPER RTX2070 RTX2070SUPER RTX2080 RTX2080SUPER RTX2080Ti MX570 RTX2050Laptop RTX3050 RTX30506GB RTX3050Laptop RTX3050Laptop6GB RTX3050TiLaptop RTX3060 RTX30608GB RTX3060Laptop RTX3060Ti RTX3070 RTX3070Laptop RTX3070Ti RTX3070TiLaptop RTX3080 RTX308012GB RTX3080Laptop RTX3080Laptop16GB RTX3080Ti RTX3080TiLaptop RTX3090 RTX3090Ti RTX4050Laptop RTX4060 RTX4060Laptop RTX4060Ti RTX4060Ti16GB RTX4070 RTX4070Laptop RTX4070SUPER RTX4070Ti RTX4070TiSUPER RTX4080 RTX4080Laptop RTX4080SUPER RTX4090 RTX4090D RTX4090Laptop RTX5050 RTX5050Laptop RTX5060 RTX5060Laptop RTX5060Ti RTX5060Ti8GB RTX5070 RTX5070Laptop RTX5070Ti RTX5070TiLaptop RTX5080 RTX5080Laptop RTX5090 RTX5090D RTX5090DV2 RTX5090Laptop Xavier AGXXavier AGXXavier64GB AGXXavier16GB XavierNX XavierNX16GB Orin AGXOrin AGXOrin32GB OrinNX OrinNX8GB OrinNano OrinNano4GB Thor JetsonT5000 JetsonT4000 A80040GB AX800 A10M H800NVL T400E RTXA4000H RTXA500Embedded RTXA1000Embedded RTXA2000Embedded RTXA4500Embedded RTX2000EAda RTX2000AdaEmbedded RTX3500AdaEmbedded RTX5000AdaEmbedded RTX6000D RTXPRO500Embedded RTXPRO2000Embedded RTXPRO4000Embedded RTXPRO5000Embedded MX570A RTX3050OEM RTX3050ALaptop CMP100HX CMP30HX CMP40HX CMP50HX CMP170HX CMP170HX10GB CMP70HX CMP90HX cpu rocm mps xpu)" \
+            '*--torch[version of torch, or none where it is not installed]:torch' \
+            '*--triton[version of triton, or none where it is not installed]:triton' \
+            '*--cudnn[version of cudnn, or none where it is not installed]:cudnn' \
+            '*--cudnn-frontend[version of cudnn-frontend, or none where it is not installed]:cudnn-frontend' \
+            '*--cuda[version of cuda, or none where it is not installed]:cuda' \
+            '*--python[version of python, or none where it is not installed]:python' \
+            '*--flash-attn[version of flash-attn, or none where it is not installed]:flash-attn' \
+            '*--flash-attn-3[version of flash-attn-3, or none where it is not installed]:flash-attn-3' \
+            '*--flash-attn-4[version of flash-attn-4, or none where it is not installed]:flash-attn-4' \
+            '*--transformer-engine[version of transformer-engine, or none where it is not installed]:transformer-engine' \
+            "*--platform[linux, darwin, windows, other]:platform:(linux darwin windows other)" \
+            "*--torch-flash[what answers torch's own flash attention\: activate_flash_attention_impl\: FA2, F…]:torch-flash:(FA2 FA3 FA4 other)" \
+            '*--missing[libraries that are not there, or do not load\: libnvrtc, libcudnn]:missing' \
+            '*--backend[run this candidate or raise with its reasons; never another]:backend' \
+            '*--allow[only these candidates, in this order of preference; commas between]:allow' \
+            '*--deny[never these candidates; commas between]:deny' \
+            "*--adapt[whether a call may be changed exactly (a mask folded, a copy made)\: auto, never]:adapt:(auto never)" \
+            '*--allow-known-bugs[BUG codes to ignore, for those who know their build is patched; commas between]:allow-known-bugs' \
+            '--preview[let rules refuse that are still tried out]' \
+            '--no-preview[let rules refuse that are still tried out]' \
+            '*--memory-limit[most memory, such as 2GiB, that a call may take for scores, masks, copies and t…]:memory-limit' \
+            '*--stride[q=S0,S1,S2,S3\: steps in elements, in the layout'\''s order, 0 for expanded; also k…]:stride' \
+            '*--misaligned[q,k,v,mask\: tensors that begin one element off a 16-byte boundary; q=4\: at 4 by…]:misaligned' \
+            '*--env[JSON of Environment, of an earlier --json or of doctor --json; - reads standard…]:env:_files' \
+            '*--from-log[a log or an error to explain\: what TransformerEngine, PyTorch, flash-attn, vLLM…]:from-log:_files' \
+            '--ask-library[ask the real libcudnn too]' \
+            '--sources[below each reason where it is written]' \
+            '*--cudnn-lib[libcudnn, a file or folder; the environment'\''s if left out]:cudnn-lib' \
+            '*--as[what this library would choose by itself, and why\: torch, te, transformers]:as' \
+            '*--switch[with --as\: something of the library'\''s that is set, as NAME=VALUE, such as NVTE_…]:switch' \
+            '*--gpus-per-node[with --cp-size\: GPUs that share the fast links]:gpus-per-node' \
+            '*--link-gbs[with --cp-size\: GB/s per GPU and direction within a node]:link-gbs' \
+            '*--network-gbs[with --cp-size\: GB/s per GPU and direction between nodes]:network-gbs' \
+            '--short[twelve lines at most]' \
+            '--markdown[print Markdown, for an issue]' \
+            '--json[print JSON instead of text]' \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+        can-i-use)
+          case ${words[CURRENT]} in
+            --params=*)
+              compset -P '--params='
+              _files
+              return
+              ;;
+            --dtype=*)
+              compset -P '--dtype='
+              compadd -- 'bf16' 'fp16' 'fp32' 'fp64' 'fp8_e4m3' 'fp8_e5m2'
+              return
+              ;;
+            --attn-mask-type=*)
+              compset -P '--attn-mask-type='
+              compadd -- 'no_mask' 'padding' 'causal' 'padding_causal' 'causal_bottom_right' 'padding_causal_bottom_right' 'arbitrary'
+              return
+              ;;
+            --mask=*)
+              compset -P '--mask='
+              compadd -- 'no_mask' 'padding' 'causal' 'padding_causal' 'causal_bottom_right' 'padding_causal_bottom_right' 'arbitrary'
+              return
+              ;;
+            --core-attention-bias-type=*)
+              compset -P '--core-attention-bias-type='
+              compadd -- 'no_bias' 'pre_scale_bias' 'post_scale_bias' 'alibi'
+              return
+              ;;
+            --core-attention-bias-shape=*)
+              compset -P '--core-attention-bias-shape='
+              compadd -- 'bhss' '1hss' 'b1ss' '11ss' '111s'
+              return
+              ;;
+            --softmax-type=*)
+              compset -P '--softmax-type='
+              compadd -- 'vanilla' 'off-by-one' 'learnable'
+              return
+              ;;
+            --kv-cache=*)
+              compset -P '--kv-cache='
+              compadd -- 'none' 'contiguous' 'paged'
+              return
+              ;;
+            --cp-comm-type=*)
+              compset -P '--cp-comm-type='
+              compadd -- 'p2p' 'all_gather' 'a2a' 'a2a+p2p'
+              return
+              ;;
+            --fp8-recipe=*)
+              compset -P '--fp8-recipe='
+              compadd -- 'delayed' 'current' 'mxfp8' 'block'
+              return
+              ;;
+            --gpu=*)
+              compset -P '--gpu='
+              compadd -- 'V100' 'V10016GB' 'V100PCIe' 'V100PCIe16GB' 'V100S' 'T4' 'T4G' 'A100' 'A10040GB' 'A100PCIe' 'A100PCIe40GB' 'A10064GB' 'A100X' 'A800' 'A800PCIe' 'A800PCIe40GB' 'A30' 'A30X' 'A2' 'A10' 'A10G' 'A16' 'A40' 'L2' 'L4' 'L20' 'L40' 'L40S' 'L40G' 'H100' 'H100PCIe' 'H100NVL' 'H10096GB' 'H10064GB' 'H800' 'H800PCIe' 'H20' 'H20141GB' 'H200' 'H200NVL' 'GH200' 'GH200144GB' 'B100' 'B200' 'GB200' 'B300' 'GB300' 'QuadroGV100' 'TITANV' 'TITANRTX' 'QuadroRTX3000' 'QuadroRTX4000' 'QuadroRTX4000Laptop' 'QuadroRTX5000' 'QuadroRTX6000' 'QuadroRTX8000' 'T400' 'T4004GB' 'T500Laptop' 'T550Laptop' 'T600' 'T600Laptop' 'T1000' 'T10008GB' 'T1200Laptop' 'QuadroT1000' 'QuadroT2000' 'RTXA400' 'RTXA500Laptop' 'RTXA1000' 'RTXA1000Laptop' 'RTXA1000Laptop6GB' 'RTXA2000' 'RTXA200012GB' 'RTXA2000Laptop' 'RTXA2000Laptop8GB' 'RTXA3000Laptop' 'RTXA3000Laptop12GB' 'RTXA4000' 'RTXA4000Laptop' 'RTXA4500' 'RTXA4500Laptop' 'RTXA5000' 'RTXA5000Laptop' 'RTXA5500' 'RTXA5500Laptop' 'RTXA6000' 'RTX500AdaLaptop' 'RTX1000AdaLaptop' 'RTX2000Ada' 'RTX2000AdaLaptop' 'RTX3000AdaLaptop' 'RTX3500AdaLaptop' 'RTX4000Ada' 'RTX4000SFFAda' 'RTX4000AdaLaptop' 'RTX4500Ada' 'RTX5000Ada' 'RTX5000AdaLaptop' 'RTX5880Ada' 'RTX6000Ada' 'RTXPRO500Laptop' 'RTXPRO1000Laptop' 'RTXPRO2000' 'RTXPRO2000Laptop' 'RTXPRO3000Laptop' 'RTXPRO4000' 'RTXPRO4000SFF' 'RTXPRO4000Laptop' 'RTXPRO4500' 'RTXPRO5000' 'RTXPRO500072GB' 'RTXPRO5000Laptop' 'RTXPRO6000' 'RTXPRO6000Max-Q' 'RTXPRO4500Server' 'RTXPRO6000Server' 'GB10' 'GTX1630' 'GTX1650' 'GTX1650Laptop' 'GTX1650TiLaptop' 'GTX1650SUPER' 'GTX1660' 'GTX1660SUPER' 'GTX1660Ti' 'MX450' 'MX550' 'RTX2060' 'RTX206012GB' 'RTX2060SUPER' 'RTX2070' 'RTX2070SUPER' 'RTX2080' 'RTX2080SUPER' 'RTX2080Ti' 'MX570' 'RTX2050Laptop' 'RTX3050' 'RTX30506GB' 'RTX3050Laptop' 'RTX3050Laptop6GB' 'RTX3050TiLaptop' 'RTX3060' 'RTX30608GB' 'RTX3060Laptop' 'RTX3060Ti' 'RTX3070' 'RTX3070Laptop' 'RTX3070Ti' 'RTX3070TiLaptop' 'RTX3080' 'RTX308012GB' 'RTX3080Laptop' 'RTX3080Laptop16GB' 'RTX3080Ti' 'RTX3080TiLaptop' 'RTX3090' 'RTX3090Ti' 'RTX4050Laptop' 'RTX4060' 'RTX4060Laptop' 'RTX4060Ti' 'RTX4060Ti16GB' 'RTX4070' 'RTX4070Laptop' 'RTX4070SUPER' 'RTX4070Ti' 'RTX4070TiSUPER' 'RTX4080' 'RTX4080Laptop' 'RTX4080SUPER' 'RTX4090' 'RTX4090D' 'RTX4090Laptop' 'RTX5050' 'RTX5050Laptop' 'RTX5060' 'RTX5060Laptop' 'RTX5060Ti' 'RTX5060Ti8GB' 'RTX5070' 'RTX5070Laptop' 'RTX5070Ti' 'RTX5070TiLaptop' 'RTX5080' 'RTX5080Laptop' 'RTX5090' 'RTX5090D' 'RTX5090DV2' 'RTX5090Laptop' 'Xavier' 'AGXXavier' 'AGXXavier64GB' 'AGXXavier16GB' 'XavierNX' 'XavierNX16GB' 'Orin' 'AGXOrin' 'AGXOrin32GB' 'OrinNX' 'OrinNX8GB' 'OrinNano' 'OrinNano4GB' 'Thor' 'JetsonT5000' 'JetsonT4000' 'A80040GB' 'AX800' 'A10M' 'H800NVL' 'T400E' 'RTXA4000H' 'RTXA500Embedded' 'RTXA1000Embedded' 'RTXA2000Embedded' 'RTXA4500Embedded' 'RTX2000EAda' 'RTX2000AdaEmbedded' 'RTX3500AdaEmbedded' 'RTX5000AdaEmbedded' 'RTX6000D' 'RTXPRO500Embedded' 'RTXPRO2000Embedded' 'RTXPRO4000Embedded' 'RTXPRO5000Embedded' 'MX570A' 'RTX3050OEM' 'RTX3050ALaptop' 'CMP100HX' 'CMP30HX' 'CMP40HX' 'CMP50HX' 'CMP170HX' 'CMP170HX10GB' 'CMP70HX' 'CMP90HX' 'cpu' 'rocm' 'mps' 'xpu'
+              return
+              ;;
+            --platform=*)
+              compset -P '--platform='
+              compadd -- 'linux' 'darwin' 'windows' 'other'
+              return
+              ;;
+            --torch-flash=*)
+              compset -P '--torch-flash='
+              compadd -- 'FA2' 'FA3' 'FA4' 'other'
+              return
+              ;;
+            --adapt=*)
+              compset -P '--adapt='
+              compadd -- 'auto' 'never'
+              return
+              ;;
+            --env=*)
+              compset -P '--env='
+              _files
+              return
+              ;;
+          esac
+          _arguments \
+            '*:such as softcap, paged-kv, fp8 or head-dim-256; all if left out' \
+            '*--params[JSON of AttentionParams, of an earlier --json, or what TransformerEngine prints…]:params:_files' \
+            '*--head-dim[head dimension of queries, keys and values; 192,128 where those of values differ]:head-dim' \
+            '*--seqlen[longest sequence, of queries and of keys]:seqlen' \
+            '*--seq-len[longest sequence, of queries and of keys]:seq-len' \
+            '*--causal[the mask type\: causal or no_mask; padding_causal or padding where sequences are…]:causal' \
+            '--no-causal[the mask type\: causal or no_mask; padding_causal or padding where sequences are…]' \
+            '*--sliding-window[as transformers has it\: a causal query sees N keys, its own among them, which i…]:sliding-window' \
+            "*--dtype[element type of q, k and v\: bf16, fp16, fp32, fp64, fp8_e4m3, fp8_e5m2]:dtype:(bf16 fp16 fp32 fp64 fp8_e4m3 fp8_e5m2)" \
+            '*--qkv-layout[memory layout, or just its format\: bshd, sbhd, thd, bhsd]:qkv-layout' \
+            '*--layout[memory layout, or just its format\: bshd, sbhd, thd, bhsd]:layout' \
+            '*--batch-size[sequences in the batch]:batch-size' \
+            '*--batch[sequences in the batch]:batch' \
+            '*--num-heads[query heads]:num-heads' \
+            '*--heads[query heads]:heads' \
+            '*--num-attention-heads[query heads]:num-attention-heads' \
+            '*--num-gqa-groups[key/value heads; as many as query heads if 0]:num-gqa-groups' \
+            '*--kv-heads[key/value heads; as many as query heads if 0]:kv-heads' \
+            '*--num-kv-heads[key/value heads; as many as query heads if 0]:num-kv-heads' \
+            '*--num-key-value-heads[key/value heads; as many as query heads if 0]:num-key-value-heads' \
+            '*--max-seqlen-q[longest query sequence]:max-seqlen-q' \
+            '*--seqlen-q[longest query sequence]:seqlen-q' \
+            '*--max-seqlen-kv[longest key sequence; max_seqlen_q if -1]:max-seqlen-kv' \
+            '*--seqlen-kv[longest key sequence; max_seqlen_q if -1]:seqlen-kv' \
+            '*--head-dim-qk[head dimension of queries and keys]:head-dim-qk' \
+            '*--head-dim-v[head dimension of values; head_dim_qk if 0]:head-dim-v' \
+            "*--attn-mask-type[which pairs may attend\: no_mask, padding, causal, padding_causal, causal_bottom…]:attn-mask-type:(no_mask padding causal padding_causal causal_bottom_right padding_causal_bottom_right arbitrary)" \
+            "*--mask[which pairs may attend\: no_mask, padding, causal, padding_causal, causal_bottom…]:mask:(no_mask padding causal padding_causal causal_bottom_right padding_causal_bottom_right arbitrary)" \
+            '*--window-size[(left, right) keys around the diagonal, inclusive; -1 is no bound; one number i…]:window-size' \
+            '--bottom-right-diagonal[anchor of windows and ALiBi; decided by a causal mask type]' \
+            '--no-bottom-right-diagonal[anchor of windows and ALiBi; decided by a causal mask type]' \
+            "*--core-attention-bias-type[what is added to the scores\: no_bias, pre_scale_bias, post_scale_bias, alibi]:core-attention-bias-type:(no_bias pre_scale_bias post_scale_bias alibi)" \
+            "*--core-attention-bias-shape[which dimensions of the bias are not 1; 1hss if there is a bias\: bhss, 1hss, b1…]:core-attention-bias-shape:(bhss 1hss b1ss 11ss 111s)" \
+            '--core-attention-bias-requires-grad[the bias needs a gradient]' \
+            '--no-core-attention-bias-requires-grad[the bias needs a gradient]' \
+            '*--alibi-slopes-shape[(h,) or (b, h) where slopes are given; computed from the heads if None]:alibi-slopes-shape' \
+            "*--softmax-type[attention sink in the denominator\: vanilla, off-by-one, learnable]:softmax-type:(vanilla off-by-one learnable)" \
+            '*--softcap[softcap * tanh(score / softcap); 0 is off]:softcap' \
+            '*--attention-dropout[dropout probability]:attention-dropout' \
+            '*--dropout[dropout probability]:dropout' \
+            '--training[a backward pass will be needed]' \
+            '--inference[a backward pass will be needed]' \
+            '--deterministic[bitwise equal results run after run]' \
+            '--no-deterministic[bitwise equal results run after run]' \
+            '--return-lse[the log-sum-exp is needed too]' \
+            '--no-return-lse[the log-sum-exp is needed too]' \
+            '--return-max-logit[the largest score per head is needed too]' \
+            '--no-return-max-logit[the largest score per head is needed too]' \
+            "*--kv-cache[keys and values live in an inference cache\: none, contiguous, paged]:kv-cache:(none contiguous paged)" \
+            '*--page-size[tokens per page of a paged cache]:page-size' \
+            '--pad-between-seqs[thd\: gaps between packed sequences]' \
+            '--no-pad-between-seqs[thd\: gaps between packed sequences]' \
+            '*--cp-size[ranks that one sequence is spread over]:cp-size' \
+            "*--cp-comm-type[how context parallel ranks exchange\: p2p, all_gather, a2a, a2a+p2p]:cp-comm-type:(p2p all_gather a2a a2a+p2p)" \
+            '--cuda-graph[the call is captured into a CUDA graph]' \
+            '--no-cuda-graph[the call is captured into a CUDA graph]' \
+            '--fp8[inside FP8 autocast; the recipe says if attention is FP8]' \
+            '--no-fp8[inside FP8 autocast; the recipe says if attention is FP8]' \
+            '*--mask-dtype[for plain F.sdpa\: the element type of its attn_mask, such as fp32 or bool]:mask-dtype' \
+            '*--tensor-rank[for plain F.sdpa\: dimensions of q, k and v; default 4]:tensor-rank' \
+            "*--fp8-recipe[attention in FP8 under this recipe\: delayed, current, mxfp8, block]:fp8-recipe:(delayed current mxfp8 block)" \
+            "*--gpu[H100, H200, B200, B300, RTX 5090, GB10 and more (attnsel gpus lists them), as d…]:gpu:(V100 V10016GB V100PCIe V100PCIe16GB V100S T4 T4G A100 A10040GB A100PCIe A100PCIe40GB A10064GB A100X A800 A800PCIe A800PCIe40GB A30 A30X A2 A10 A10G A16 A40 L2 L4 L20 L40 L40S L40G H100 H100PCIe H100NVL H10096GB H10064GB H800 H800PCIe H20 H20141GB H200 H200NVL GH200 GH200144GB B100 B200 GB200 B300 GB300 QuadroGV100 TITANV TITANRTX QuadroRTX3000 QuadroRTX4000 QuadroRTX4000Laptop QuadroRTX5000 QuadroRTX6000 QuadroRTX8000 T400 T4004GB T500Laptop T550Laptop T600 T600Laptop T1000 T10008GB T1200Laptop QuadroT1000 QuadroT2000 RTXA400 RTXA500Laptop RTXA1000 RTXA1000Laptop RTXA1000Laptop6GB RTXA2000 RTXA200012GB RTXA2000Laptop RTXA2000Laptop8GB RTXA3000Laptop RTXA3000Laptop12GB RTXA4000 RTXA4000Laptop RTXA4500 RTXA4500Laptop RTXA5000 RTXA5000Laptop RTXA5500 RTXA5500Laptop RTXA6000 RTX500AdaLaptop RTX1000AdaLaptop RTX2000Ada RTX2000AdaLaptop RTX3000AdaLaptop RTX3500AdaLaptop RTX4000Ada RTX4000SFFAda RTX4000AdaLaptop RTX4500Ada RTX5000Ada RTX5000AdaLaptop RTX5880Ada RTX6000Ada RTXPRO500Laptop RTXPRO1000Laptop RTXPRO2000 RTXPRO2000Laptop RTXPRO3000Laptop RTXPRO4000 RTXPRO4000SFF RTXPRO4000Laptop RTXPRO4500 RTXPRO5000 RTXPRO500072GB RTXPRO5000Laptop RTXPRO6000 RTXPRO6000Max-Q RTXPRO4500Server RTXPRO6000Server GB10 GTX1630 GTX1650 GTX1650Laptop GTX1650TiLaptop GTX1650SUPER GTX1660 GTX1660SUPER GTX1660Ti MX450 MX550 RTX2060 RTX206012GB RTX2060SUPER RTX2070 RTX2070SUPER RTX2080 RTX2080SUPER RTX2080Ti MX570 RTX2050Laptop RTX3050 RTX30506GB RTX3050Laptop RTX3050Laptop6GB RTX3050TiLaptop RTX3060 RTX30608GB RTX3060Laptop RTX3060Ti RTX3070 RTX3070Laptop RTX3070Ti RTX3070TiLaptop RTX3080 RTX308012GB RTX3080Laptop RTX3080Laptop16GB RTX3080Ti RTX3080TiLaptop RTX3090 RTX3090Ti RTX4050Laptop RTX4060 RTX4060Laptop RTX4060Ti RTX4060Ti16GB RTX4070 RTX4070Laptop RTX4070SUPER RTX4070Ti RTX4070TiSUPER RTX4080 RTX4080Laptop RTX4080SUPER RTX4090 RTX4090D RTX4090Laptop RTX5050 RTX5050Laptop RTX5060 RTX5060Laptop RTX5060Ti RTX5060Ti8GB RTX5070 RTX5070Laptop RTX5070Ti RTX5070TiLaptop RTX5080 RTX5080Laptop RTX5090 RTX5090D RTX5090DV2 RTX5090Laptop Xavier AGXXavier AGXXavier64GB AGXXavier16GB XavierNX XavierNX16GB Orin AGXOrin AGXOrin32GB OrinNX OrinNX8GB OrinNano OrinNano4GB Thor JetsonT5000 JetsonT4000 A80040GB AX800 A10M H800NVL T400E RTXA4000H RTXA500Embedded RTXA1000Embedded RTXA2000Embedded RTXA4500Embedded RTX2000EAda RTX2000AdaEmbedded RTX3500AdaEmbedded RTX5000AdaEmbedded RTX6000D RTXPRO500Embedded RTXPRO2000Embedded RTXPRO4000Embedded RTXPRO5000Embedded MX570A RTX3050OEM RTX3050ALaptop CMP100HX CMP30HX CMP40HX CMP50HX CMP170HX CMP170HX10GB CMP70HX CMP90HX cpu rocm mps xpu)" \
+            '*--torch[version of torch, or none where it is not installed]:torch' \
+            '*--triton[version of triton, or none where it is not installed]:triton' \
+            '*--cudnn[version of cudnn, or none where it is not installed]:cudnn' \
+            '*--cudnn-frontend[version of cudnn-frontend, or none where it is not installed]:cudnn-frontend' \
+            '*--cuda[version of cuda, or none where it is not installed]:cuda' \
+            '*--python[version of python, or none where it is not installed]:python' \
+            '*--flash-attn[version of flash-attn, or none where it is not installed]:flash-attn' \
+            '*--flash-attn-3[version of flash-attn-3, or none where it is not installed]:flash-attn-3' \
+            '*--flash-attn-4[version of flash-attn-4, or none where it is not installed]:flash-attn-4' \
+            '*--transformer-engine[version of transformer-engine, or none where it is not installed]:transformer-engine' \
+            "*--platform[linux, darwin, windows, other]:platform:(linux darwin windows other)" \
+            "*--torch-flash[what answers torch's own flash attention\: activate_flash_attention_impl\: FA2, F…]:torch-flash:(FA2 FA3 FA4 other)" \
+            '*--missing[libraries that are not there, or do not load\: libnvrtc, libcudnn]:missing' \
+            '*--backend[run this candidate or raise with its reasons; never another]:backend' \
+            '*--allow[only these candidates, in this order of preference; commas between]:allow' \
+            '*--deny[never these candidates; commas between]:deny' \
+            "*--adapt[whether a call may be changed exactly (a mask folded, a copy made)\: auto, never]:adapt:(auto never)" \
+            '*--allow-known-bugs[BUG codes to ignore, for those who know their build is patched; commas between]:allow-known-bugs' \
+            '--preview[let rules refuse that are still tried out]' \
+            '--no-preview[let rules refuse that are still tried out]' \
+            '*--memory-limit[most memory, such as 2GiB, that a call may take for scores, masks, copies and t…]:memory-limit' \
+            '*--stride[q=S0,S1,S2,S3\: steps in elements, in the layout'\''s order, 0 for expanded; also k…]:stride' \
+            '*--misaligned[q,k,v,mask\: tensors that begin one element off a 16-byte boundary; q=4\: at 4 by…]:misaligned' \
+            '*--env[JSON of Environment, of an earlier --json or of doctor --json; - reads standard…]:env:_files' \
+            '*--rows[FIELD=VALUES down the side]:rows' \
+            '*--cols[FIELD=VALUES along the top]:cols' \
+            '*--kernel[only these kernels; commas between. Of a grid\: one, instead of which one is cho…]:kernel' \
+            '*--as[what this library would choose by itself, and why\: torch, te, transformers]:as' \
+            '*--switch[with --as\: something of the library'\''s that is set, as NAME=VALUE, such as NVTE_…]:switch' \
+            '--csv[print a grid as CSV]' \
+            '--markdown[print Markdown, for an issue]' \
+            '--json[print JSON instead of text]' \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+        rules)
+          _arguments \
+            '*--candidate[Only rules about this candidate.]:candidate' \
+            '*--family[Only codes that begin so, such as BUG or CUDNN.]:family' \
+            '*--evidence[Only rules that rest on this, such as library or source.]:evidence' \
+            '--ranges[Instead of rules\: which codes lie in which file, and the next free one of each …]' \
+            '--markdown[print Markdown, for an issue]' \
+            '--json[print JSON instead of text]' \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+        rule)
+          _arguments \
+            '1:such as CUDNN204; case does not matter' \
+            '--markdown[print Markdown, for an issue]' \
+            '--json[print JSON instead of text]' \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+        gpus)
+          _arguments \
+            '*:only those with all of these\: H100, sm89, laptop' \
+            '--markdown[print Markdown, for an issue]' \
+            '--json[print JSON instead of text]' \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+        prove)
+          case ${words[CURRENT]} in
+            --out=*)
+              compset -P '--out='
+              _files
+              return
+              ;;
+            --device=*)
+              compset -P '--device='
+              compadd -- 'cuda' 'cpu'
+              return
+              ;;
+          esac
+          _arguments \
+            '*--out[the file; gpu-NAME.json in the current folder if left out]:out:_files' \
+            '*--budget[seconds in all]:budget' \
+            "*--device[cpu\: a rehearsal on Triton's interpreter, which proves nothing]:device:(cuda cpu)" \
+            '*--only[tests with one of these words in their name, by commas]:only' \
+            '*--jobs[test processes; as many as cores and the card'\''s memory allow]:jobs' \
+            '--quick[few cases of the benchmark]' \
+            '*--kind[benchmark\: forward, backward, decode; all if left out]:kind' \
+            '*--kernel[benchmark\: candidates beside sdpa.flash; all if left out]:kernel' \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+        run)
+          _arguments \
+            '1:a script, a folder with a __main__.py, or with -m a module' \
+            '*:the program'\''s own' \
+            '-m[a module, not a file]' \
+            '--module[a module, not a file]' \
+            '--force[also over a flash_attn that works here]' \
+            '--sdpa[also put attnsel in place of torch.nn.functional.scaled_dot_product_attention]' \
+            '--transformers[also register attn_implementation=\"attnsel\" with transformers, and let \"flash_a…]' \
+            '-q[do not say what is done]' \
+            '--quiet[do not say what is done]' \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+        report)
+          _arguments \
+            '*:folders, files (also .gz) and patterns' \
+            '--markdown[print Markdown, for an issue]' \
+            '--json[print JSON instead of text]' \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+        replay)
+          _arguments \
+            '1:a file of ATTNSEL_REPLAY_DIR:_files' \
+            '*--backend[call this candidate instead of the one the file is about]:backend' \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+        watch)
+          _arguments \
+            '1:a script, a folder with a __main__.py, or with -m a module' \
+            '*:the program'\''s own' \
+            '-m[a module, not a file]' \
+            '--module[a module, not a file]' \
+            '*--gpu[what would it run on this GPU (attnsel gpus); this machine if left out]:gpu' \
+            '--time[also measure time, beside an estimate]' \
+            '--memory[also measure memory, beside an estimate]' \
+            '*--out[a folder for one file per process\: attnsel report reads it]:out' \
+            '*--output[write the report to this file, not to standard error]:output' \
+            '--live[a table that grows while it runs]' \
+            '--markdown[print Markdown, for an issue]' \
+            '--json[print JSON instead of text]' \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+        doctor)
+          _arguments \
+            '--markdown[print Markdown, for an issue]' \
+            '--json[print JSON instead of text]' \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+        completion)
+          _arguments \
+            "1:the shell that reads it:(bash zsh fish)" \
+            '--help[Display this message and exit.]' \
+            '-h[Display this message and exit.]' \
+            '--version[Display application version.]'
+
+          ;;
+      esac
+      ;;
+  esac
+}
+
+
