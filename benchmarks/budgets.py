@@ -220,7 +220,7 @@ def hits() -> dict[str, Hit]:
         ),
         "F.sdpa's place, with a mask": Hit(
             partial(scaled_dot_product_attention, *heads_first, attn_mask=bias, scale=scale),
-            partial(aten, *heads_first, False, bias),
+            partial(aten, *heads_first, causal=False, bias=bias),
             None,
             "on a CPU its contents are read at each call",
         ),

@@ -5,8 +5,8 @@
     python benchmarks/peers.py --source … --json benchmarks/results/peers.json
 
 FOLDER is a checkout, or a source distribution unpacked: one file of it is loaded, with stand-ins for what
-needs a GPU or a compiled part; of mslk and diffusers the package itself. Nothing of theirs is kept here. All of
-them take turns with a calibration, as in budgets.py, whose docstring says what a µs is.
+needs a GPU or a compiled part; of mslk and diffusers the package itself. Nothing of theirs is kept here. All
+of them take turns with a calibration, as in budgets.py, whose docstring says what a µs is.
 """
 
 from __future__ import annotations
