@@ -1,4 +1,4 @@
-"""Budgets: what counts as missed, what the gate's log tells, that a record is whole. No figure is asserted."""
+"""Budgets: what counts as missed, what the gate's log tells, that a record is whole. Never a figure."""
 
 from __future__ import annotations
 
