@@ -24,6 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -146,7 +147,8 @@ def figure(
 # ---- a call on a cache hit --------------------------------------------------------------------------
 
 B, S, H, D = 1, 4, 2, 8  # tiny: the kernel costs little, so that what is around it shows
-PLAIN_US, EXTRAS_US, HIT_NOISE_US = 2.5, 4.0, 0.5
+PLAIN_US, EXTRAS_US = 2.5, 4.0
+HIT_NOISE_US, COMPILED_NOISE_US = 0.5, 1.0  # in the second guards are checked on both sides
 
 
 class Hit(NamedTuple):
@@ -252,7 +254,7 @@ def hit_rows(effort: Effort) -> list[Figure]:
         more = [a - b for a, b in zip(first, second, strict=True)]
         samples = [REFERENCE_US * a / b for a, b in zip(more, beside, strict=True)]
         baseline, ratio = row("", "", "", second).median, row("", "", "", first).median
-        told = {"budget": budget, "noise": HIT_NOISE_US, "note": note}
+        told = {"budget": budget, "noise": HIT_NOISE_US if budget else COMPILED_NOISE_US, "note": note}
         told |= {"baseline": baseline, "ratio": ratio / baseline}
         made.append(figure(group, what, "µs", samples, more, **told))
     torch.set_num_threads(threads)
@@ -263,7 +265,7 @@ def hit_rows(effort: Effort) -> list[Figure]:
 
 NEW_LENGTH_US, FEATURES_US, ENVIRONMENT_US = 25.0, 40.0, 200.0
 EXPLANATION_US, WAYS_OUT_US, PER_SECOND = 120.0, 10_000.0, 25_000.0
-NOISE = 0.1  # of the budget
+NOISE = 0.15  # of the budget: by a busy core decisions and imports are slowed down more than look-ups
 
 
 class Asking:
@@ -383,13 +385,14 @@ def asked(
 
 DESCRIBED = "a new length, a described machine, versions assumed"
 FOUND = "a new length, a machine that was found"
-FEATURES = "a new length, over all features on four machines"
+FEATURES = "a new length, over all features on four machines, the median"
 PLANNED = "per second, parameters at hand, over all features, remembered"
 EXPLAINED = "a new length: every candidate, every reason"
+EXPLAINED_FEATURES = "over all features on four machines, the median"
 WAYS_OUT = "all of them, the mean of five questions that kernels refuse"
 
 
-def decision_calls(asking: Asking, ready: int) -> Calls:
+def decision_calls(asking: Asking, ready: int, only: Sequence[str] = ()) -> Calls:
     """What is asked of known machines: one call, one question, ``ready`` times."""
     grid = [(asking.params(**changes), env) for env in asking.machines for changes in feature_grid()]
     described, found = [(asking.params(), asking.h100)], [(asking.params(), asking.found)]
@@ -399,15 +402,16 @@ def decision_calls(asking: Asking, ready: int) -> Calls:
             way(p, env)
         return asked(way, asking.lengths(pairs), ready)
 
-    return {
-        "described": of(asking.decide, described),
-        "found": of(asking.decide, found),
-        "features": of(asking.decide, grid),
-        "explained": of(asking.explain, described),
-        "explained features": of(asking.explain, grid),
-        "planned": of(lambda p, env: asking.select(p, env), grid),
-        "ways out": of(asking.ways_out, asking.refused),
+    ways: dict[str, tuple[Callable[[Any, Any], Any], Sequence[tuple[Any, Any]]]] = {
+        DESCRIBED: (asking.decide, described),
+        FOUND: (asking.decide, found),
+        FEATURES: (asking.decide, grid),
+        PLANNED: (asking.select, grid),
+        EXPLAINED: (asking.explain, described),
+        EXPLAINED_FEATURES: (asking.explain, grid),
+        WAYS_OUT: (asking.ways_out, asking.refused),
     }
+    return {what: of(*way) for what, way in ways.items() if not only or what in only}
 
 
 def decision_rows(effort: Effort) -> list[Figure]:
@@ -422,17 +426,15 @@ def decision_rows(effort: Effort) -> list[Figure]:
 
     new, new_found = (asked(asking.decide, asking.environments(found), turns + 1) for found in (False, True))
     rows = [
-        of("a decision", DESCRIBED, calls["described"], NEW_LENGTH_US, turns, 20),
-        of("a decision", FOUND, calls["found"], NEW_LENGTH_US, turns, 20),
-        of("a decision", f"{FEATURES}, the median", calls["features"], FEATURES_US, 2 * turns, 1),
+        of("a decision", DESCRIBED, calls[DESCRIBED], NEW_LENGTH_US, turns, 20),
+        of("a decision", FOUND, calls[FOUND], NEW_LENGTH_US, turns, 20),
+        of("a decision", FEATURES, calls[FEATURES], FEATURES_US, 2 * turns, 1),
         of("a decision", "a new machine that was found", new_found, ENVIRONMENT_US, turns, 1),
         of("a decision", "a new described machine, versions assumed", new, ENVIRONMENT_US, turns, 1),
-        of("a decision", PLANNED, calls["planned"], PER_SECOND, turns // 5 + 1, 90, bound="at least"),
-        of("an explanation", EXPLAINED, calls["explained"], EXPLANATION_US, turns, 10),
-        of(
-            "an explanation", f"{FEATURES}, the median", calls["explained features"], EXPLANATION_US, turns, 1
-        ),
-        of("ways out", WAYS_OUT, calls["ways out"], WAYS_OUT_US, turns // 10 + 1, len(asking.refused)),
+        of("a decision", PLANNED, calls[PLANNED], PER_SECOND, turns // 5 + 1, 90, bound="at least"),
+        of("an explanation", EXPLAINED, calls[EXPLAINED], EXPLANATION_US, turns, 10),
+        of("an explanation", EXPLAINED_FEATURES, calls[EXPLAINED_FEATURES], EXPLANATION_US, turns, 1),
+        of("ways out", WAYS_OUT, calls[WAYS_OUT], WAYS_OUT_US, turns // 10 + 1, len(asking.refused)),
     ]
     asking.forget()
     return rows
@@ -449,7 +451,6 @@ COMMANDS: dict[str, tuple[list[str], float]] = {
     "attnsel rule CUDNN204": (["-m", "attnsel", "rule", "CUDNN204"], 10.0),
 }
 BARE = ["-c", "pass"]
-COMMAND_NOISE = 0.1  # of the budget
 
 
 def child_environment() -> dict[str, str]:
@@ -501,7 +502,7 @@ def command_rows(effort: Effort) -> list[Figure]:
             Figure(
                 **{
                     **of_clock.__dict__,
-                    "noise": COMMAND_NOISE * budget,
+                    "noise": NOISE * budget,
                     "multiple": of_clock.median,
                     "measured": row("", "", "", taken).median,
                     "lowest": min(taken),
@@ -611,49 +612,68 @@ def told_rows(log: Path | None) -> list[Figure]:
 
 # ---- instructions of one call -------------------------------------------------------------------------
 
-#: Row by row: what is repeated by a child process under callgrind, and how often.
-COUNTED = {
-    DESCRIBED: ("described", 300),
-    FOUND: ("found", 300),
-    EXPLAINED: ("explained", 200),
-    WAYS_OUT: ("ways out", 20),
-    "attention": ("hit", 2000),
-    "forward": ("hit", 2000),
-    "F.sdpa's place": ("hit", 2000),
-}
+#: Row by row: how often a child process repeats it under callgrind.
+COUNTED = {DESCRIBED: 200, FOUND: 200, EXPLAINED: 100, WAYS_OUT: 10}
+COUNTED_HITS = {"attention": 300, "forward": 300, "F.sdpa's place": 300}
 
 
-def repeat(kind: str, what: str, times: int) -> None:
-    """The child's part. It begins alike however often it repeats: two counts differ by the repeats."""
-    if kind == "hit":
+def counted_calls() -> Iterator[tuple[str, Callable[[], Any], int]]:
+    """Each with its row and how often it is repeated; of a hit, our call and the op by hand with a minus."""
+    yield "", lambda: None, 1  # what counting itself takes
+    calls = decision_calls(Asking(), 2 * max(COUNTED.values()), tuple(COUNTED))
+    for what, times in COUNTED.items():
+        yield what, calls[what], times
+    if importlib.util.find_spec("torch") is not None:
         import torch
 
         torch.set_num_threads(1)
-        made = hits()[what]
-        ours, by_hand = made.ours, made.by_hand
-        for _ in range(300):
-            ours(), by_hand()
-        for _ in range(abs(times)):
-            ours() if times > 0 else by_hand()
-    else:
-        call = decision_calls(Asking(), ready=20 + times)[kind]
-        for _ in range(20 + times):
+        made = hits()
+        for what, times in COUNTED_HITS.items():
+            yield what, made[what].ours, times
+            yield what, made[what].by_hand, -times
+
+
+def be_counted() -> None:
+    """The child's part: each call in a loop, around which callgrind writes down what it has counted."""
+    for what, call, times in counted_calls():
+        for _ in range(abs(times)):  # as often as it is counted: Python specialises what it repeats
             call()
+        write_counts()
+        for _ in range(abs(times)):
+            call()
+        write_counts()
+        print(what, times, sep="\t", flush=True)
 
 
-def count_of(kind: str, times: int, what: str) -> int | None:
-    """Instructions of one call; of a hit what it takes more than the op by hand."""
-    least = -times if kind == "hit" else 0
-    counts = [instructions([__file__, "--repeat", kind, what, str(n)]) for n in (times, least)]
-    first, second = counts
-    return None if first is None or second is None else round((first - second) / times)
+def write_counts() -> None:
+    subprocess.run(["callgrind_control", "-d", str(os.getpid())], capture_output=True, check=True)
 
 
-def with_instructions(rows: list[Figure]) -> list[Figure]:
-    counts = {
-        what: count_of(*COUNTED[what], what) for what in progress([r.what for r in rows if r.what in COUNTED])
-    }
-    return [replace(made, instructions=counts[made.what]) if made.what in counts else made for made in rows]
+def counts() -> dict[str, int]:
+    """Instructions of one call, by row; of a hit, what it takes more than the op by hand."""
+    if shutil.which("valgrind") is None or shutil.which("callgrind_control") is None:
+        return {}
+    with tempfile.TemporaryDirectory() as work:
+        out = Path(work) / "out"
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", sys.executable, __file__]
+        asked = [*command, "--be-counted"]
+        done = subprocess.run(asked, cwd=ROOT, env=child_environment(), capture_output=True, text=True)
+        if done.returncode:
+            print(f"instructions were not counted: {done.stderr[-300:]}", file=sys.stderr)
+            return {}
+        told = [line.split("\t") for line in done.stdout.splitlines()]
+        loops = [total_of(Path(f"{out}.{2 * (n + 1)}")) for n in range(len(told))]
+    found: dict[str, float] = {}
+    for (what, times), total in zip(told, loops, strict=True):
+        found[what] = found.get(what, 0.0) + (total - loops[0]) / int(times)
+    return {what: round(count) for what, count in found.items() if what}
+
+
+def total_of(dump: Path) -> int:
+    """What was counted since the dump before."""
+    found = re.search(r"^totals: (\d+)", dump.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    assert found is not None, dump
+    return int(found[1])
 
 
 # ---- the program --------------------------------------------------------------------------------------
@@ -678,14 +698,13 @@ def main() -> int:
     parser.add_argument(
         "--gate-log", type=Path, metavar="FILE", help="what .ci/run printed: its times are rows"
     )
-    parser.add_argument("--repeat", nargs=3, metavar=("KIND", "ROW", "TIMES"), help=argparse.SUPPRESS)
+    parser.add_argument("--be-counted", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     # Settings of the shell it is started from are no part of the questions.
     for name in [name for name in os.environ if name.startswith("ATTNSEL_")]:
         del os.environ[name]
-    if options.repeat:
-        kind, what, times = options.repeat
-        repeat(kind, what, int(times))
+    if options.be_counted:
+        be_counted()
         return 0
     effort = QUICK if options.quick else FULL
     started = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -698,7 +717,8 @@ def main() -> int:
     for name in progress([name for name, _ in wanted]):
         rows += dict(wanted)[name]()
     if effort.counted:
-        rows = with_instructions(rows)
+        of_row = counts() if any(made.what in {*COUNTED, *COUNTED_HITS} for made in rows) else {}
+        rows = [replace(made, instructions=of_row.get(made.what, made.instructions)) for made in rows]
     show("What choosing costs", rows)
     for made in rows:
         if made.missing:
