@@ -110,7 +110,8 @@ def budgets_table() -> str:
         over = "" if row["within"] else " (over)"
         median = row["missing"] or f"{_figure(row['median'], unit)}{over}"
         noise = _figure(row["noise"], unit) if row["noise"] else ""
-        counted = f"{row['instructions']:,}" if row["instructions"] else ""
+        count = row["instructions"] or 0
+        counted = f"{count:,}" if 0 < count < 1e7 else f"{count / 1e6:,.0f} million" if count else ""
         budget = f"{sign} {_figure(row['budget'], unit)}"
         lines.append(f"| {row['group']}: {row['what']} | {budget} | {noise} | {median} | {counted} |")
     return "\n".join([*lines, "", _measured(record)]) + "\n"
