@@ -162,7 +162,7 @@ def show(title: str, rows: Iterable[Row]) -> None:
         table.add_row(
             f"  {r.what}" + (f" [dim]({r.note})[/]" if r.note else ""),
             "" if r.budget is None else f"{sign} {number(r.budget)} {r.unit}",
-            f"{number(r.median)} {r.unit}",
+            f"{number(r.median)} {r.unit}" if r.samples else "",
             f"{number(r.low)} – {number(r.high)}" if r.samples > 1 else "",
             "" if r.ratio is None else f"{r.ratio:.2f}",
             {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[r.within],

@@ -24,7 +24,7 @@ def last_resorts_last(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Candidates that are right everywhere and slow on a GPU come last.
 
     Why: sdpa.math stores every score, tiled launches many small operations.
-    Source: pytorch#181528 (7.5 ms against 23.1 ms for one ViT); attnsel benchmarks/overhead.py on CPUs.
+    Source: pytorch#181528 (7.5 ms against 23.1 ms for one ViT); attnsel benchmarks/budgets.py on CPUs.
     """
     return int(CANDIDATES[c.name].last_resort)
 

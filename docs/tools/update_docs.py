@@ -33,7 +33,8 @@ from attnsel.dispatchers import DISPATCHERS, switches_of
 from pages import SHOWN, Block, printed_below
 from paths import ROOT
 
-OVERHEAD = "benchmarks/results/overhead-cpu.json"
+BUDGETS = "benchmarks/results/budgets.json"
+PEERS = "benchmarks/results/peers.json"
 WALK = "benchmarks/results/rule-walk.json"
 TRANSFORMS = "benchmarks/results/transforms-cpu.json"
 _MADE = re.compile(r"(<!-- made from (\S+) by \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -98,27 +99,49 @@ def _replaced(text: str, block: Block, new: str) -> str:
 # ---- tables from recorded results ---------------------------------------------------------------------
 
 
-def overhead_table() -> str:
-    """The rows of the overhead benchmark that have a budget, and where they were measured."""
-    record = json.loads((ROOT / OVERHEAD).read_text(encoding="utf-8"))
-    machine, versions = record["machine"], record["versions"]
-    lines = ["| what | budget | median |", "|---|---|---|"]
+def budgets_table() -> str:
+    """The rows of the budgets benchmark that have a budget, and where they were measured."""
+    record = json.loads((ROOT / BUDGETS).read_text(encoding="utf-8"))
+    lines = ["| what | budget | noise | median | instructions |", "|---|---|---|---|---|"]
     for row in record["rows"]:
         if row["budget"] is None:
             continue
         sign, unit = "≤" if row["bound"] == "at most" else "≥", row["unit"]
-        plus = "+" if "−" in row["what"] else ""  # a difference
-        median = f"{plus}{_figure(row['median'], unit)}{'' if row['within'] else ' (over)'}"
-        lines.append(f"| {row['group']}: {row['what']} | {sign} {_figure(row['budget'], unit)} | {median} |")
+        over = "" if row["within"] else " (over)"
+        median = row["missing"] or f"{_figure(row['median'], unit)}{over}"
+        noise = _figure(row["noise"], unit) if row["noise"] else ""
+        count = row["instructions"] or 0
+        counted = f"{count:,}" if 0 < count < 1e7 else f"{count / 1e6:,.0f} million" if count else ""
+        budget = f"{sign} {_figure(row['budget'], unit)}"
+        lines.append(f"| {row['group']}: {row['what']} | {budget} | {noise} | {median} | {counted} |")
+    return "\n".join([*lines, "", _measured(record)]) + "\n"
+
+
+def peers_table() -> str:
+    """What choosing costs in other libraries (benchmarks/peers.py), and how each was called."""
+    record = json.loads((ROOT / PEERS).read_text(encoding="utf-8"))
+    lines = ["| library | a call that repeats | a new question | what was called |", "|---|---|---|---|"]
+    for row in record["rows"]:
+        hit, miss = ("" if us is None else _figure(us, "µs") for us in (row["hit"], row["miss"]))
+        name = f"{row['name']} {row['version'] or ''}".rstrip()
+        lines.append(f"| {name} | {hit} | {miss} | {row['how']} |")
+    return "\n".join([*lines, "", _measured(record)]) + "\n"
+
+
+def _measured(record: dict[str, Any]) -> str:
+    machine, versions = record["machine"], record["versions"]
     where = f"{machine['cores']} cores, {machine['cpu']}, {machine['system']}"
     which = f"Python {versions['python']}, torch {versions['torch']}"
-    load = f"load average {machine['load_average_1min']:.1f}"
-    lines += ["", f"Measured on {record['date']}: {where}, {which}, {load}."]
-    return "\n".join(lines) + "\n"
+    load = (
+        f"{record['load_average_start']:.1f} at its start and {machine['load_average_1min']:.1f} at its end"
+    )
+    return f"Measured on {record['date']}: {where}, {which}, load average {load}."
 
 
 def _figure(value: float, unit: str) -> str:
-    return f"{value:,.0f} {unit}" if unit == "/s" else f"{value:.3g} {unit}"
+    if unit == "µs" and value >= 1000:
+        value, unit = value / 1000, "ms"
+    return f"{value:,.0f} {unit}" if unit == "/s" else f"{value:.3g} {unit}".rstrip()
 
 
 def transforms_table() -> str:
@@ -188,7 +211,8 @@ def _first_sentence(room: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    OVERHEAD: overhead_table,
+    BUDGETS: budgets_table,
+    PEERS: peers_table,
     WALK: walk_table,
     TRANSFORMS: transforms_table,
     "switches": switches_table,
