@@ -149,9 +149,12 @@ def test_a_call_that_compiles_nothing_loads_no_compiler(tree):
     """Dynamo and sympy take longer to load than all of ours: they come with what is compiled."""
     pytest.importorskip("torch")
     code = """
-import sys, torch, attnsel, attnsel.f_sdpa
+import sys, torch, attnsel
 q = torch.ones(1, 2, 1, 8)
 attnsel.DotProductAttention(1, 8)(q, q, q)
+attnsel.scaled_dot_product_attention(q, q, q)
+with attnsel.watch():
+    torch.nn.functional.scaled_dot_product_attention(q, q, q)
 loaded = {"torch._dynamo", "sympy", "torch.fx.experimental.symbolic_shapes"} & sys.modules.keys()
 sys.exit(str(loaded) if loaded else 0)
 """

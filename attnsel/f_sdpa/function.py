@@ -8,13 +8,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function
 
 from attnsel import debug
 from attnsel.errors import InvalidInput, NoBackendError
 from attnsel.policy import Policy
-from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, constant_when_traced
+from attnsel.runtime.call import (
+    NO_EXTRAS,
+    Config,
+    Extras,
+    config,
+    constant_when_traced,
+    is_causal_bias,
+)
 from attnsel.runtime.dispatch import any_autocast, attend, attend_again, autocast
 from attnsel.runtime.refusals import is_transformed
 from attnsel.settings import current
@@ -53,11 +59,11 @@ def read_mask(mask: Tensor, rows: int, keys: int) -> Mask:
     return Mask(bias_type="post_scale_bias", extras=Extras(core_attention_bias=mask))
 
 
-def read_causal_bias(mask: CausalBias, rows: int, keys: int) -> Mask | None:
+def read_causal_bias(mask: Any, rows: int, keys: int) -> Mask | None:
     """What a mask of torch.nn.attention.bias says; None where PyTorch has words or NaN of its own for it."""
     if (mask.seq_len_q, mask.seq_len_kv) != (rows, keys) or rows > keys:
         return None
-    return CAUSAL if mask.variant == CausalVariant.UPPER_LEFT else _from_the_bottom_right(rows, keys)
+    return CAUSAL if mask.variant.name == "UPPER_LEFT" else _from_the_bottom_right(rows, keys)
 
 
 def _once(mask: Tensor) -> Tensor:
@@ -264,7 +270,7 @@ def hand_over(reason: str, *args: Any, **kwargs: Any) -> Tensor:
     settings = current()
     if settings.debug:
         debug.announce_handed_over("scaled_dot_product_attention", reason, settings)
-    if type(args[3]) is CausalBias:
+    if is_causal_bias(args[3]):
         # It compares the function that is called with the one that F has now.
         theirs = torch.nn.functional.scaled_dot_product_attention
         answer: Tensor = handle_torch_function(theirs, (args[3],), *args, **kwargs)
@@ -380,7 +386,7 @@ def _read(
 
 def _with_mask(attn_mask: Any, shape: Heads) -> tuple[str, tuple[Heads, Mask] | None]:
     rows, keys = shape.q.shape[-2], shape.k.shape[-2]
-    if type(attn_mask) is CausalBias:
+    if is_causal_bias(attn_mask):
         known = read_causal_bias(attn_mask, rows, keys)
         return ("", (shape, known)) if known is not None else ("a CausalBias of other lengths", None)
     if any_autocast():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -43,9 +42,8 @@ def constant_when_traced(function: F) -> F:
 
 
 def is_causal_bias(mask: Any) -> TypeGuard[Any]:
-    """Whether a mask is one of torch.nn.attention.bias, which loads Dynamo: before it does, none is."""
-    module = sys.modules.get("torch.nn.attention.bias")
-    return module is not None and isinstance(mask, module.CausalBias)
+    """Whether a mask is one of torch.nn.attention.bias: by its name, as importing that loads Dynamo."""
+    return type(mask).__name__ == "CausalBias" and type(mask).__module__ == "torch.nn.attention.bias"
 
 
 def concrete(value: Any) -> Any:
