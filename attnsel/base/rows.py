@@ -7,11 +7,16 @@ is from, and the day somebody read it there (2026-11-23).
 from __future__ import annotations
 
 import csv
-import pkgutil
+import os
+from importlib.util import find_spec
+from typing import Any
 
 
 def read_rows(package: str, name: str) -> list[dict[str, str]]:
     """The rows of ``data/NAME.csv`` in a package, by column; a cell with nothing in it is ""."""
-    content = pkgutil.get_data(package, f"data/{name}.csv")
-    assert content is not None, f"{package} is not read from files"
+    spec = find_spec(package)  # which loads no package: rows are read before anything is
+    loader: Any = getattr(spec, "loader", None)
+    assert spec is not None, f"{package} is not read from files"
+    assert spec.origin is not None, f"{package} is not read from files"
+    content = loader.get_data(os.path.join(os.path.dirname(spec.origin), "data", f"{name}.csv"))
     return list(csv.DictReader(line for line in content.decode().splitlines() if line[:1] not in ("", "#")))

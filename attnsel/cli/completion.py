@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from attnsel.base.rows import read_rows
 from attnsel.cli.output import FOUND
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -26,5 +28,19 @@ def completion(
     """
     script = pkgutil.get_data("attnsel.cli", f"data/completion.{shell}")  # docs/tools/completions.py makes it
     assert script is not None, "attnsel.cli is not read from files"
-    print(script.decode(), end="")
+    print(_with_gpus(script.decode()), end="")
     return FOUND
+
+
+GPUS = "@GPUS@"
+"""Where a script names all of them: a new card is a row of data, and nothing is made again."""
+
+
+def _with_gpus(script: str) -> str:
+    names = [row["name"].replace(" ", "") for row in read_rows("attnsel.environment", "gpus")]
+
+    def in_its_quotes(found: re.Match[str]) -> str:
+        quote = found[1]
+        return " ".join(f"{quote}{name}{quote}" for name in names)
+
+    return re.sub(rf"([\"']?){GPUS}\1", in_its_quotes, script)

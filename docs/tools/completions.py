@@ -19,9 +19,10 @@ if __name__ == "__main__":  # they are about this checkout
     sys.path[1:1] = [str(_ROOT), str(_ROOT / "tests/support")]
 
 from attnsel.cli import COMMANDS, build_app
-from attnsel.cli.completion import Shell
+from attnsel.cli.completion import GPUS, Shell
 from attnsel.cli.flags import FLAGS, Flag
 from attnsel.cli.output import FOUND
+from attnsel.environment.gpus import catalogue
 from paths import ROOT
 
 
@@ -62,6 +63,9 @@ def _with_choices(command: Callable[..., int]) -> Callable[..., int]:
 def _chosen_from(parameter: inspect.Parameter, flag: Flag) -> inspect.Parameter:
     (about,) = parameter.annotation.__metadata__
     choices = flag.choices() if callable(flag.choices) else flag.choices
+    if flag.parameter.name == "gpu":
+        cards = {card.name.replace(" ", "") for card in catalogue().values()}
+        choices = (GPUS, *(choice for choice in choices if choice not in cards))
     if choices:
         return parameter.replace(annotation=Annotated[Literal[choices] | None, about])
     if flag.negative:
