@@ -1,6 +1,6 @@
 """The budgets of the design, measured: what choosing costs, in a call, in a decision, in a whole process.
 
-    python benchmarks/budgets.py                                # about twelve minutes
+    python benchmarks/budgets.py                                # five minutes of CPU
     python benchmarks/budgets.py --quick                        # a minute: whether it runs, not how fast
     python benchmarks/budgets.py --only hit,command             # sections with one of these words
     python benchmarks/budgets.py --json benchmarks/results/budgets.json --gate-log gate.log
