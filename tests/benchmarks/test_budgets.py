@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import budgets
@@ -59,19 +60,25 @@ def test_every_budget_of_the_record_is_measured_or_says_why_not(run, tmp_path: P
     assert named <= {(row["group"], row["what"], row["budget"]) for row in record["rows"]}
 
 
-def test_a_peer_is_loaded_from_its_file_with_stand_ins_and_others_say_why_not(run, tmp_path: Path) -> None:
+def test_a_peer_is_loaded_from_its_file_with_stand_ins_and_others_say_why_not(tmp_path: Path) -> None:
     pytest.importorskip("torch")
+    import peers
+
     path = tmp_path / "vllm/v1/attention/selector.py"
     path.parent.mkdir(parents=True)
     path.write_text(
-        "import vllm.envs as envs\nget_attn_backend = lambda *a, **k: envs.VLLM_BATCH_INVARIANT\n"
+        "import vllm.envs as envs\nfrom vllm.unknown import Type, function\n"
+        "get_attn_backend = lambda *a, **k: (envs.VLLM_BATCH_INVARIANT, Type[int], function.__name__)\n"
     )
-    made = tmp_path / "peers.json"
-    done = run("benchmarks/peers.py", "--quick", "--source", f"vllm={tmp_path}@0.1", "--json", made)
-    assert done.returncode == 0, done.stderr
-    rows = {row["name"]: row for row in json.loads(made.read_text(encoding="utf-8"))["rows"]}
-    assert rows["attnsel"]["miss"]
-    assert rows["torch"]["hit"]
-    assert (rows["vLLM"]["version"], rows["vLLM"]["hit"] is not None) == ("0.1", True)
-    assert rows["MSLK"]["hit"] is None
-    assert rows["MSLK"]["how"].startswith("not callable here")
+    before = set(sys.modules)
+    try:
+        peer = peers.vllm_peer(peers.Source(tmp_path, "0.1"))
+        assert peer.hit is not None
+        assert peer.hit() == (False, int, "function")
+        cost, other = peers.costs([peer, peers.mslk_peer(None)], turns=2)
+    finally:
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
+    assert (cost.version, cost.miss) == ("0.1", None)
+    assert cost.hit is not None
+    assert (other.hit, other.how[:17]) == (None, "not callable here")
