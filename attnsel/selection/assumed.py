@@ -21,7 +21,7 @@ from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, Rule
 from attnsel.selection.evaluate import FoldedRules, Kind, Waivers, kind_of, split, waived_codes
-from attnsel.selection.rule_index import names_in, rule_index
+from attnsel.selection.rule_index import names_in, names_read, rule_index
 from attnsel.verdicts.reasons import Candidate, Page, Unknown, Violation
 
 _COMPANIONS = ("torch", "cuda", "cudnn", "triton")
@@ -194,14 +194,16 @@ def _contested(env: Environment, component: str) -> tuple[Rule, ...]:
         [
             rule
             for place, rule in index.placed(anywhere)
-            if not everywhere >> place & 1 or not moved.isdisjoint(_named(rule.body))
+            if not everywhere >> place & 1
+            or not (moved.isdisjoint(names_read(rule.body)) or moved.isdisjoint(_named(rule.body)))
         ]
     )
 
 
 @lru_cache(maxsize=1024)
 def _named(body: Any) -> frozenset[str]:
-    """Every name in a body and in the functions that it calls: whoever reads a version names it."""
+    """Every name in a body and in the functions that it calls. A body whose fields cannot be told from its
+    code names a version all the same where it reads one."""
     functions: list[FunctionType] = []
     called = [body]
     while called:
@@ -217,13 +219,12 @@ def _named(body: Any) -> frozenset[str]:
 def _alike(env: Environment, component: str) -> tuple[tuple[Environment, ...], ...]:
     """The alternatives by what rules make of their versions, the newest first: one answers for all of a
     group."""
-    groups: dict[tuple[Any, ...], list[Environment]] = {}
+    groups: dict[Any, list[Environment]] = {}
     moved = _moved(component, env)
     every = [(n, edge) for n in moved for edge in {e for name in CANDIDATES for e in edges(name, n)}]
-    rules = [rule for rule in REGISTRY.rules.values() if component != "torch" and any(rule.edges(component))]
     for other in reversed(alternatives(env, component)):
         above = [getattr(other, n) >= edge for n, edge in every]
-        opened = tuple(above) if component == "torch" else tuple([rule.applies(other) for rule in rules])
+        opened = tuple(above) if component == "torch" else rule_index().applying(other)
         groups.setdefault(opened, []).append(other)
     return tuple(map(tuple, groups.values()))
 

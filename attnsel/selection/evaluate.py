@@ -1,8 +1,9 @@
 """Rules against one question: which candidates stand, and every reason against the others.
 
-Two stages. ``fold`` keeps the rules whose gates are open, once per environment; ``findings`` runs what
-is left, once per question. Requirements on one field are tested together first, by the strictest; a rule is
-asked by itself, and its body run, only where that fails.
+Three stages. ``fold`` keeps the rules whose gates are open, once per environment; a ``Kind`` keeps what they
+say of all questions that differ in lengths, batch and tensors alone; ``findings`` runs what is left, once per
+question. Requirements on one field are tested together first, by the strictest; a rule is asked by itself,
+and its body run, only where that fails.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ def warn_of_retired(codes: tuple[str, ...]) -> None:
         warnings.warn(message, kind, stacklevel=caller().stacklevel)
 
 
-# ---- The third stage: questions that differ in their lengths, their batch and their tensors alone ------
+# ---- The second stage: questions that differ in their lengths, their batch and their tensors alone ------
 # Such questions are of one kind. A rule that reads nothing else than what they share says the same of all of
 # them, and one whose requirements are all met by what they share is silent about each.
 
