@@ -320,13 +320,13 @@ def scaled_dot_product_attention(
                 pass
             else:
                 # What is remembered under this Config was found fit, and has its tensors as they came.
-                again: Tensor | None = attend_again(asked, query, key, value)
+                again: Tensor | None = attend_again(asked, query, key, value, grouped=enable_gqa)
                 if again is not None:
                     return again
     reason, made = (reason, None) if reason else _read(*given, scale, enable_gqa)
     if made is not None:
         shape, mask = made
-        asked = _asked(mask.attn_mask_type, mask.bias_type, dropout_p, scale, enable_gqa)
+        asked = _asked(mask.attn_mask_type, mask.bias_type, dropout_p, scale)
         try:
             out: Tensor = attend(asked, shape.q, shape.k, shape.v, mask.extras)
         except InvalidInput as error:
@@ -346,10 +346,10 @@ def _without_mask(dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any) -
     unfit = unfit_numbers(dropout_p, is_causal, scale, enable_gqa)
     if unfit:
         raise ValueError(unfit)
-    return _asked((CAUSAL if is_causal else NO_MASK).attn_mask_type, "no_bias", dropout_p, scale, enable_gqa)
+    return _asked((CAUSAL if is_causal else NO_MASK).attn_mask_type, "no_bias", dropout_p, scale)
 
 
-def _asked(attn_mask_type: str, bias_type: str, dropout_p: float, scale: float | None, gqa: bool) -> Config:
+def _asked(attn_mask_type: str, bias_type: str, dropout_p: float, scale: float | None) -> Config:
     return config(
         qkv_format="bhsd",
         attn_mask_type=attn_mask_type,
@@ -358,7 +358,6 @@ def _asked(attn_mask_type: str, bias_type: str, dropout_p: float, scale: float |
         attention_dropout=dropout_p,
         is_training=dropout_p > 0.0,
         label="scaled_dot_product_attention",
-        enable_gqa=gqa,
     )
 
 

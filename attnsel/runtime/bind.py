@@ -30,7 +30,7 @@ class Bound(NamedTuple):
 
     ``run(call)`` returns what ``attend`` does. ``plain(q, k, v)`` is the same for calls without other
     tensors, ``beside(q, k, v, extras)`` for those with, where there is such a short way. ``guard``: whether
-    tensors are like those it was made for (``signature.py``).
+    tensors are like those it was made for (``signature.py``); ``grouped``: whether heads of q share one of k.
     """
 
     run: Run
@@ -39,6 +39,7 @@ class Bound(NamedTuple):
     settings: Settings
     beside: Beside | None = None
     guard: Callable[..., bool] | None = None
+    grouped: bool = False
 
 
 class Binding(NamedTuple):

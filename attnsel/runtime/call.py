@@ -149,7 +149,6 @@ class Config(_Referable):
     head_dim_qk: int | None = None
     head_dim_v: int | None = None
     label: str = ""
-    enable_gqa: bool = True  # F.sdpa's: False refuses fewer heads of k and v than of q, unless there is one
     replayable: bool = False  # dropout must be replayed from a seed tensor (see runtime/compiled.py)
 
     text: str = ""  # all of the above as JSON, for operators whose arguments are plain values

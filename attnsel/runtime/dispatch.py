@@ -310,13 +310,17 @@ def attend_again(
     v: Tensor,
     extras: Extras = NO_EXTRAS,
     holder: dict[str, Any] | None = None,
+    grouped: bool = True,
 ) -> Any:
-    """What ``attend`` gives outside a graph, for a call like one that was met; None for any other."""
+    """What ``attend`` gives outside a graph, for a call like one that was met; None for any other.
+
+    ``grouped`` False: None as well for fewer heads of k and v than of q, unless there is one.
+    """
     if any_autocast():
         q, k, v = autocast(q, k, v)
     settings = current()
     bound = _bound.find(config, settings, q, k, v, extras)
-    if bound is None:
+    if bound is None or (bound.grouped and not grouped):
         return None
     try:
         if extras is NO_EXTRAS and bound.plain is not None:
@@ -512,11 +516,15 @@ def kept(cache: BoundedCache[Bound], way: CallMode, call: Call, *more: Any) -> t
     if bound is not None:
         return bound, way.run(bound, call)
     bound, checked, result = choose_bind_run(way, call)
-    return (cache.add(key, bound._replace(guard=guard_of(call))) if checked else bound), result
+    if checked:
+        p = bound.selection.params
+        grouped = 1 < p.num_gqa_groups < p.num_heads
+        bound = cache.add(key, bound._replace(guard=guard_of(call), grouped=grouped))
+    return bound, result
 
 
 def _first_call(call: Call) -> tuple[Bound, Any]:
-    if isinstance(call.q, FakeTensor) or call.q.device.type == "meta":
+    if isinstance(call.q, FakeTensor) or (isinstance(call.q, Tensor) and call.q.device.type == "meta"):
         # Without data: checked and chosen as ever, but no kernel sees the tensors. Not remembered.
         selection = select_for(call, evidence()).require()
         return Bound(compiled.opaque, None, selection, call.settings), compiled.opaque(call)

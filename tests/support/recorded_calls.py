@@ -130,7 +130,7 @@ def asked(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
         for module in ("functional", "module", "f_sdpa.function", "flash_attn.functions"):
             stack.enter_context(patch(f"attnsel.{module}.attend", attend))
         for module in ("functional", "f_sdpa.function"):
-            stack.enter_context(patch(f"attnsel.{module}.attend_again", lambda *given: None))
+            stack.enter_context(patch(f"attnsel.{module}.attend_again", lambda *given, **more: None))
         function(*given, **named)
     return seen[0] if seen else "handed over"
 

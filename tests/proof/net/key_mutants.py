@@ -30,7 +30,7 @@ PLACES = {
     "attnsel.f_sdpa.function": ("surroundings", "_chosen_by_the_program", "_asked", "_without_mask"),
 }
 NOT_OF_A_KEY = ("is not None", "Error", "InvalidInput")  # what is there at all, and what may be raised
-IN_F_SDPA = {"attn_mask_type": "no_mask", "softmax_scale": None, "attention_dropout": 0.0, "enable_gqa": True}
+IN_F_SDPA = {"attn_mask_type": "no_mask", "softmax_scale": None, "attention_dropout": 0.0}
 
 
 def constant(node: ast.expr, value: Any) -> ast.expr:
