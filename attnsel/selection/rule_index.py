@@ -172,7 +172,8 @@ def _collect(function: Any, found: set[str], seen: set[Any]) -> bool:
 @lru_cache(maxsize=1024)
 def _attributes(name: str) -> tuple[Any, ...]:
     """What a question and an environment have under a name beside fields: few names are read, and often."""
-    has = (inspect.getattr_static(model, name, None) for model in (AttentionParams, Environment))
+    kinds = (*AttentionParams.__mro__, *Environment.__mro__)
+    has = (vars(kind).get(name) for kind in kinds)
     return tuple([attribute for attribute in has if isinstance(attribute, (lazy, property, FunctionType))])
 
 
