@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Loads Dynamo, which torch would otherwise do at the first call under our mode, and meet our hooks.
-from torch.nn.attention.bias import CausalBias, CausalVariant
-
 from attnsel.diagnose.watching.hooks import GRADIENTS, MATH, OPERATORS, ZEROS, Operator, Ran, operator_name
 from attnsel.diagnose.watching.observe import Observer, Place, Recorder, Seen, WatchedCall
 from attnsel.diagnose.watching.record import Api
 from attnsel.dispatchers.torch.switches import Set, as_words, set_here
 from attnsel.errors import InvalidInput, in_words
 from attnsel.params import AttentionParams, Tensors, TensorSpec, read_dtype
+from attnsel.runtime.call import is_causal_bias
 
 # ---- A call of F.scaled_dot_product_attention in attnsel's words ---------------------------------------
 
@@ -69,7 +67,7 @@ def question(
 
 def fits(mask: Tensor, q: Tensor, k: Tensor, enable_gqa: bool) -> bool:
     """Whether a mask can be added to the scores in place, as math does it, and leaves their type."""
-    if isinstance(mask, CausalBias):
+    if is_causal_bias(mask):
         return True
     if mask.dim() > max(q.dim(), k.dim()) or min(q.dim(), k.dim()) < 2:
         return False
@@ -86,8 +84,8 @@ def fits(mask: Tensor, q: Tensor, k: Tensor, enable_gqa: bool) -> bool:
 
 
 def _mask_fields(mask: Tensor | None, causal: bool, s_q: int) -> dict[str, Any]:
-    if isinstance(mask, CausalBias):
-        lower = mask.variant == CausalVariant.LOWER_RIGHT and mask.seq_len_q != mask.seq_len_kv
+    if is_causal_bias(mask):
+        lower = mask.variant.name == "LOWER_RIGHT" and mask.seq_len_q != mask.seq_len_kv
         return {"attn_mask_type": "causal_bottom_right" if lower else "causal"}
     if mask is None:
         return {"attn_mask_type": "causal" if causal else "no_mask"}
@@ -141,7 +139,7 @@ def _spec(t: Tensor, lead: tuple[int, ...]) -> TensorSpec | None:
 
 def _mask_spec(mask: Tensor | None, lead: tuple[int, ...]) -> TensorSpec | None:
     """As it was given: F.sdpa chooses by its rank, its layout and whether it requires a gradient."""
-    if mask is None or isinstance(mask, CausalBias) or mask.dim() > 4:
+    if mask is None or is_causal_bias(mask) or mask.dim() > 4:
         return None
     shape = tuple(mask.shape)
     if len(lead) > 1 and mask.dim() == 4 and shape[0] != 1:
@@ -172,7 +170,8 @@ def watch_sdpa(recorder: Recorder, call: WatchedCall) -> None:
     dropout, causal = call.argument(4, "dropout_p", 0.0), call.argument(5, "is_causal", False)
     scale, gqa = call.kwargs.get("scale"), call.kwargs.get("enable_gqa", False)
     place = recorder.place()
-    plain = all(type(t) in _PLAIN for t in (q, k, v)) and type(mask) in (*_PLAIN, CausalBias, type(None))
+    plain = all(type(t) in _PLAIN for t in (q, k, v))
+    plain = plain and (mask is None or type(mask) in _PLAIN or is_causal_bias(mask))
     key = (
         place,
         _signature(q), _signature(k), _signature(v), _mask_signature(mask),
@@ -238,7 +237,7 @@ def _signature(t: Tensor) -> tuple[Any, ...]:
 
 
 def _mask_signature(mask: Tensor | None) -> tuple[Any, ...] | None:
-    if isinstance(mask, CausalBias):  # which holds no elements
+    if is_causal_bias(mask):  # which holds no elements
         return mask.variant, mask.seq_len_q, mask.seq_len_kv
     return None if mask is None else _signature(mask)
 

@@ -76,6 +76,9 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._hooks is not None:
             raise RuntimeError("this watch has begun already")
+        # torch loads it under a mode, at the first call: it must not meet our hooks.
+        import torch._dynamo  # noqa: F401
+
         self._observers = load()
         for observer in self._observers:
             if observer.begin is not None:
