@@ -10,8 +10,6 @@ from __future__ import annotations
 from attnsel.diagnose.logs.message import FirstOf, Variant, declared, error
 
 _API2 = "flash-attention 2.8.4, csrc/flash_attn/flash_api.cpp"
-_API3 = "flash-attention 2.8.4, hopper/flash_api.cpp"
-_CUTE = "flash-attention 2.8.4, flash_attn/cute/interface.py"
 
 OTHER_KERNEL = (
     'another kernel: in transformers attn_implementation="sdpa", in vLLM --attention-backend TRITON_ATTN, in '
@@ -26,10 +24,6 @@ CAST = (
     "cast q, k and v to bf16: load the model with dtype=torch.bfloat16 (torch_dtype before transformers "
     "5), or set bf16=True in the trainer and stay inside torch.autocast; norms and rotary embeddings often "
     "give fp32 back"
-)
-WIDE = (
-    'layers of such heads through F.sdpa: attn_implementation="sdpa" (its memory-efficient kernel has no '
-    "limit), with key/value heads repeated rather than enable_gqa"
 )
 BLACKWELL_BUILD = (
     "flash-attn 2.7.3 or newer built for the card with CUDA 12.8 or newer: FLASH_ATTN_CUDA_ARCHS=120 pip "
@@ -61,7 +55,7 @@ _MESSAGES = (
         source=f"{_API2}:393; 2.7.2, :370; Dao-AILab/flash-attention#1540, #762",
     ),
     # ---- the call -----------------------------------------------------------------------------------------
-    *declared("flash_attn", "call", WIDE=WIDE, CAST=CAST),
+    *declared("flash_attn", "call", CAST=CAST),
     error(
         pattern=r"(?:cu_seqlens_[qk]|block_table) must have shape \([^)]{1,40}\)",
         candidates=("flash_attn.2",),

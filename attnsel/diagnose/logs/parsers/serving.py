@@ -16,10 +16,6 @@ CHOOSE = (
     "--attention-backend NAME (VLLM_ATTENTION_BACKEND in older releases) with one that nothing speaks "
     "against; without the flag vLLM takes the first that is valid"
 )
-XFORMERS = (
-    "not an error: vLLM falls back to another kernel, for this layer alone. In a model of several parts it "
-    "is the one with that head size, often the vision tower; the text model keeps FlashAttention"
-)
 
 _CONFIG = re.compile(r"\b(\w{4,30})(?:=|: )('[^']{0,40}'|[\w.]{1,40})")
 _BACKEND = re.compile(r"(\w{3,40}): \[([^\]\n]{0,400})\]")
@@ -97,7 +93,6 @@ _VLLM_MESSAGES = declared(
     "vLLM",
     {"every_backend": _every_backend, "one_backend": _one_backend},
     REASONS=_REASONS,
-    XFORMERS=XFORMERS,
     CHOOSE=CHOOSE,
 )
 

@@ -16,10 +16,6 @@ import re
 from attnsel.diagnose.logs.message import Facts, Library, declared
 from attnsel.params import read_dtype
 
-_DIM = (
-    r"Got Query\.size\(-1\): (?P<head_dim_qk>\d+),? ?, Key\.size\(-1\): \d+,? ?, "
-    r"Value\.size\(-1\): (?P<head_dim_v>\d+)"
-)
 _SIZES = re.compile(r"\[([\d, ]+)\]")
 
 
@@ -99,7 +95,6 @@ _PYTORCH = Library(
             "shapes": _shapes,
             "mask_dtype": _mask_dtype,
         },
-        DIM=_DIM,
         NO_MASK=_NO_MASK,
     ),
     candidates=("sdpa.flash", "sdpa.efficient", "sdpa.cudnn"),

@@ -11,15 +11,8 @@ from attnsel.diagnose.logs.parsers.flash_attn import CAST, REBUILD
 
 SDPA = 'attn_implementation="sdpa" in from_pretrained'
 EAGER = 'attn_implementation="eager" in from_pretrained, or model.set_attn_implementation("eager")'
-HUB = (
-    "a kernel from the Hub instead of a build: pip install kernels, then "
-    'attn_implementation="kernels-community/flash-attn2" (flash_attention_2 falls back to it by itself in '
-    "transformers 5)"
-)
 
-_MESSAGES = declared(
-    "transformers", "transformers", REBUILD=REBUILD, HUB=HUB, SDPA=SDPA, EAGER=EAGER, CAST=CAST
-)
+_MESSAGES = declared("transformers", "transformers", REBUILD=REBUILD, SDPA=SDPA, EAGER=EAGER, CAST=CAST)
 
 
 LIBRARIES = (FirstOf("transformers", "refusals of attn_implementation", _MESSAGES),)
