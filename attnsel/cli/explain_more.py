@@ -96,8 +96,8 @@ class LibraryAnswer(NamedTuple):
         return "; ".join(unsupported)
 
 
-def by_rules(p: AttentionParams, env: Environment) -> Verdict:
-    reasons = tuple(r for r in findings(p, env)["cudnn"] if not r.code.startswith(_NOT_THE_LIBRARY))
+def by_rules(p: AttentionParams, env: Environment, candidate: str = "cudnn") -> Verdict:
+    reasons = tuple(r for r in findings(p, env)[candidate] if not r.code.startswith(_NOT_THE_LIBRARY))
     return Verdict(not reasons, reasons)
 
 
