@@ -54,7 +54,7 @@ from attnsel.report.document import (
     codes,
     joined,
 )
-from attnsel.report.markdown import nowhere, to_markdown
+from attnsel.report.markdown import nowhere
 from attnsel.report.text import to_text
 from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
 from attnsel.rules.codes import question, range_of, split
@@ -196,12 +196,7 @@ class Links(NamedTuple):
     playground: Callable[[str], str] = nowhere
 
 
-def page_markdown(page: Page | Removed, links: Links = Links()) -> str:  # noqa: B008 (it is a constant)
-    """The whole page as Markdown, ending in a newline."""
-    return to_markdown(page_document(page, links), links.rule) + "\n"
-
-
-def page_document(page: Page | Removed, links: Links = Links()) -> Document:  # noqa: B008
+def page_document(page: Page | Removed, links: Links = Links()) -> Document:  # noqa: B008 (it is a constant)
     """The whole page."""
     if isinstance(page, Removed):
         return _removed(page, links)

@@ -13,9 +13,9 @@ from urllib.parse import urlencode
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.pages.rule import candidates_of, names_of
-from attnsel.pages.rule_markdown import Links, page_markdown
+from attnsel.pages.rule_markdown import Links, page_document
 from attnsel.report.document import Code, joined
-from attnsel.report.markdown import code, escape, inline, table
+from attnsel.report.markdown import code, escape, inline, table, to_markdown
 from attnsel.rules import REGISTRY, Page, Removed, load_all
 from attnsel.rules.codes import Range, range_of, split
 from attnsel.verdicts.reasons import EVIDENCE
@@ -54,7 +54,7 @@ def files(playground: bool = True) -> Iterator[File]:
 
 def page_file(page: Page | Removed, links: Links) -> File:
     """The page of one code."""
-    return File(f"rules/{page.code}.md", page_markdown(page, links))
+    return File(f"rules/{page.code}.md", to_markdown(page_document(page, links), links.rule) + "\n")
 
 
 def families() -> dict[str, list[str]]:

@@ -1,30 +1,25 @@
 r"""How a library's message is declared, and how a text is held against the declarations.
 
-A parser is a module in ``attnsel/diagnose/logs/parsers/`` with ``MESSAGES``. To teach a message, add one::
-
-    Message(
-        pattern=r"Invalid attention frobnication: head size (?P<head_dim_qk>\d+)",
-        kind="refusal",
-        candidates=("flash_attn.2",),
-        codes=("FA205",),
-        fix="pad q, k and v to a multiple of 8",
-        source="library/file.py, 1.2 to 1.9",
-    )
+A parser is a module in ``attnsel/diagnose/logs/parsers/`` with ``LIBRARIES``, and a file of the same name in
+``data/``, where a message is a row (``declared``). To teach a message, add one: its pattern, such as
+``Invalid attention frobnication: head size (?P<head_dim_qk>\d+)``, what it does, the cause and the fix.
 
 Groups of the pattern named as a field of AttentionParams, as a component of an environment or ``gpu`` are
-what the message states, and ``major`` and ``minor`` its GPU's compute capability. What needs
-more than that is a function: ``read=``.
+what the message states, and ``major`` and ``minor`` its GPU's compute capability. What needs more than that
+is a function (``read``); what has several meanings is a ``Message`` in the module, with its ``variants``.
 """
 
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from attnsel.base.records import json_fields
+from attnsel.base.rows import read_rows
 from attnsel.environment import COMPONENTS, describe_device
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, printable, short
@@ -232,6 +227,8 @@ def _merged(parts: Any) -> dict[str, Any]:
 Facts = Mapping[str, Any]
 """Fields of a Finding that a message gives beside what is declared."""
 
+Reader = Callable[[re.Match[str]], "Facts | None"]
+
 WORDS = (
     "attention",
     "attn",
@@ -286,7 +283,7 @@ class Message:
     pattern: str = ""
     kind: Kind = "refusal"
     more: More = ""
-    read: Callable[[re.Match[str]], Facts | None] | None = None
+    read: Reader | None = None
     params: Facts = field(default_factory=dict)
     environment: Facts = field(default_factory=dict)
     supposed: Facts = field(default_factory=dict)
@@ -351,6 +348,47 @@ class Message:
 def error(quick: str | tuple[str, ...] = "", pattern: str = "", **declared: Any) -> Message:
     """What is raised, or what a user is told at last."""
     return Message(quick, pattern, "error", **declared)
+
+
+def declared(
+    module: str, part: str, readers: Mapping[str, Reader] = NOTHING, **texts: str
+) -> tuple[Message, ...]:
+    """Messages of a library: the rows of ``data/MODULE.csv`` with this ``part``, in their order.
+
+    The columns are fields of Message: ``does`` is its kind, ``issue`` its link, of several quick texts " | "
+    stands between, of codes and candidates a space, and ``params``, ``environment`` and ``supposed`` are
+    Python literals (dtype='fp32'; softcap=50.0). readers: functions that read a match, by the names in the
+    column ``reader``; under "" that of rows which name none. texts: what rows share; they have its name in
+    braces.
+    """
+
+    def text(row: dict[str, str], column: str) -> str:
+        return re.sub(r"\{([A-Z][A-Z_0-9]+)\}", lambda name: texts[name[1]], row[column])
+
+    def facts(row: dict[str, str], column: str) -> Facts:
+        given = (one.partition("=") for one in row[column].split("; ") if one)
+        return {name: literal_eval(value) for name, _, value in given}
+
+    return tuple(
+        Message(
+            tuple(row["quick"].split(" | ")) if row["quick"] else "",
+            text(row, "pattern"),
+            row["does"],  # type: ignore[arg-type]  # tests hold the column against Kind
+            read=readers[row["reader"]] if row["reader"] else readers.get(""),
+            params=facts(row, "params"),
+            environment=facts(row, "environment"),
+            supposed=facts(row, "supposed"),
+            candidates=tuple(row["candidates"].split()),
+            codes=tuple(row["codes"].split()),
+            known=text(row, "known"),
+            link=row["issue"],
+            fix=text(row, "fix"),
+            source=row["source"],
+            near=bool(row["near"]),
+        )
+        for row in read_rows("attnsel.diagnose.logs", module)
+        if row["part"] == part
+    )
 
 
 _STEP = re.compile(

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import datetime
 import re
+from typing import get_args
 
 from attnsel.base.rows import read_rows
+from attnsel.diagnose.logs.message import Kind
 from paths import ROOT
 from tables import each
 
 FILES = sorted(path for room in ("attnsel", "rules", "backends") for path in ROOT.glob(f"{room}/**/*.csv"))
 OURS = {"features", "asked", "meant"}  # questions, and what we asked ourselves: these have no source
 # Columns.
-KEY = {"torch_builds": 2, "flash_attn_wheels": 3, "pypi": 2, "framework_fixes": 2, "features": 2, "meant": 2}
+LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"}  # part, what it does, texts
+KEY = LOGS | {
+    "torch_builds": 2,
+    "flash_attn_wheels": 3,
+    "pypi": 2,
+    "framework_fixes": 2,
+    "features": 2,
+    "meant": 2,
+}
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",
     r"(\d+(\.\d+)?)?": "memory_gb sms network",
@@ -20,10 +30,12 @@ FORMS = {
     r"3\.\d+-3\.\d+": "pythons",
     r"\d+( \d+)*\+?|\D.*|": "code",  # architectures; of a fix, lines of Python
     "data center|workstation|GeForce|Jetson|mining": "kind",
-    "(yes)?": "familiar pypi old_abi",
+    "(yes)?": "familiar pypi old_abi near",
     "(training|inference)?": "mode",
-    r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes",
-    r"(\S+( \S+)*)?": "also vgpu memory_limit on remark",
+    "|".join(get_args(Kind)): "does",
+    r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes params environment supposed",
+    r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue",
+    ".*": "quick",  # it stands so in a log, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }
 FORM = {column: form for form, columns in FORMS.items() for column in columns.split()}

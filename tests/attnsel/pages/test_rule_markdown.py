@@ -6,7 +6,7 @@ import shlex
 
 from attnsel.cli import main
 from attnsel.pages.rule import cards_of, generations, gpu_words
-from attnsel.pages.rule_markdown import Links, answer_to, beyond, page_markdown
+from attnsel.pages.rule_markdown import Links, answer_to, beyond, page_document
 from attnsel.report.document import Document, Paragraph, Prose
 from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
@@ -17,6 +17,10 @@ from tables import each
 load_all()
 HEADINGS = ["## Fix", "## Why", "## Where it holds", "## Examples", "## Source", "## See also"]
 SAMPLE = ["CUDNN204", "SDPA104", "BUG006", "INSTALL005", "CUDNN432", "HINT001", "TE002", "POLICY002"]
+
+
+def page_markdown(page, links=Links()):  # noqa: B008
+    return to_markdown(page_document(page, links), links.rule) + "\n"
 
 
 def page_of(code, links=Links()):  # noqa: B008

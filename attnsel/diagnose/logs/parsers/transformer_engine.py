@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from attnsel.diagnose.logs.message import Facts, Library, Message, error
+from attnsel.diagnose.logs.message import Facts, Library, Message, declared
 from attnsel.dispatchers.te.config import configs
 from attnsel.environment.releases import bundled_frontend
 from attnsel.environment.versions import Version
@@ -144,88 +144,7 @@ _TRANSFORMER_ENGINE = Library(
             pattern=r"Disabling (?P<backend>" + "|".join(_BACKENDS) + r")\b(?! to give | \d to prefer)[^\n]*",
             read=_disabled,
         ),
-        Message(
-            pattern=r"Selected backend = (?P<backend>FlashAttention|FusedAttention|"
-            r"UnfusedDotProductAttention|NoBackend)(?: \((?:sub-backend )?(?P<version>[\w.+]+)\))?",
-            kind="chosen",
-            read=_chosen,
-        ),
-        Message(
-            pattern=r"Running with (?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention) "
-            r"backend(?: \((?:version|sub-backend) (?P<version>[\w.+]+)\))?",
-            kind="chosen",
-            read=_chosen,
-            source="dot_product_attention.py, 1.9 to 2.20",
-        ),
-        Message(
-            pattern=r"Supported flash-attn versions are (?P<range>[^.]*(?:\.\d[^.]*)*)\. "
-            r"Found flash-attn (?P<flash_attn>\d[\w.+]*\w)",
-            kind="note",
-            candidates=("flash_attn.2",),
-            known="TransformerEngine leaves a flash-attn outside its range of releases unused",
-            link="NVIDIA/Megatron-LM#3984",
-            fix="install a flash-attn of that range, or set NVTE_FLASH_ATTN=0 and let FusedAttention run",
-        ),
-        Message(
-            "flash-attn v3 may provide important feature",
-            kind="note",
-            candidates=("flash_attn.3",),
-            codes=("INSTALL006",),
-        ),
-        Message(
-            "flash-attn may provide important feature",
-            kind="note",
-            candidates=("flash_attn.2",),
-            codes=("INSTALL005",),
-        ),
-        error(
-            "No dot product attention backend is available for the provided inputs",
-            source="dot_product_attention.py, 1.9 to 2.20",
-        ),
-        error(
-            "No fused attention backend supports this input combination",
-            candidates=("cudnn",),
-            source="cpp_extensions/fused_attn.py, 1.9 to 2.20",
-        ),
-        error(
-            pattern=r"Fused attention is not enabled\. Because no fused attention kernel is available[^\n.]*",
-            candidates=("cudnn",),
-            known="the cuDNN kernel was refused and JAX falls back to unfused attention, which writes the "
-            "scores",
-            link="NVIDIA/TransformerEngine#568",
-            fix="state the call with flags (--head-dim, --attn-mask-type, --cudnn, --gpu) to see the reasons",
-            source="jax/flax/transformer.py; NVIDIA/TransformerEngine#568",
-        ),
-        error(
-            "The provided qkv memory layout is not supported",
-            candidates=(*_FLASH, "cudnn", _UNFUSED),
-            known="q, k and v are views (after RoPE, LoRA or a split) whose strides are none of the layouts "
-            "that TransformerEngine knows",
-            link="NVIDIA/TransformerEngine#544",
-            fix="q, k, v = (x.contiguous() for x in (q, k, v)) before DotProductAttention",
-            source="dot_product_attention/utils.py, get_qkv_layout, 1.9 to 2.20",
-        ),
-        error(
-            "q, k and v must have stride 1 in their last dimension",
-            candidates=(*_FLASH, "cudnn", _UNFUSED),
-            known="the head dimension of q, k or v is not the innermost one in memory",
-            fix="q, k, v = (x.contiguous() for x in (q, k, v))",
-            source="dot_product_attention/utils.py, get_qkv_layout, 1.9 to 2.20",
-        ),
-        error(
-            "FP8 is only supported with Fused Attention",
-            r"FP8 is only supported with Fused ?Attention",
-            params={"fp8": True},
-            known="with fp8_dpa=True attention itself runs in FP8, which only cuDNN does there",
-            fix="fp8_dpa=False in the recipe keeps attention in bf16 and the linear layers in FP8",
-            source="dot_product_attention/context_parallel.py, 1.11 to 2.20",
-        ),
-        error(
-            "The number of attention heads needs to be divisible by CP size",
-            known="cp_comm_type a2a gives each rank some of the heads",
-            fix='cp_comm_type="p2p", or a cp_size that divides num_heads and num_gqa_groups',
-            source="dot_product_attention/context_parallel.py, 1.11 to 2.14",
-        ),
+        *declared("transformer_engine", "TransformerEngine", {"chosen": _chosen}),
     ),
     candidates=(*_FLASH, "cudnn"),
     dispatcher="te",
