@@ -10,9 +10,25 @@ from paths import ROOT
 from tables import each
 
 FILES = sorted(path for room in ("attnsel", "rules", "backends") for path in ROOT.glob(f"{room}/**/*.csv"))
-OURS = {"features", "asked", "meant"}  # questions, and what we asked ourselves: these have no source
+OURS = {
+    "features",
+    "asked",
+    "meant",
+    "tiles",
+    "ranges",
+    "removed",
+}  # ours, or asked by us: these have no source
 # Columns.
-KEY = {"torch_builds": 2, "flash_attn_wheels": 3, "pypi": 2, "framework_fixes": 2, "features": 2, "meant": 2}
+KEY = {
+    "torch_builds": 2,
+    "flash_attn_wheels": 3,
+    "pypi": 2,
+    "framework_fixes": 2,
+    "features": 2,
+    "meant": 2,
+    "ranges": 2,
+    "tiles": 5,
+}
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",
     r"(\d+(\.\d+)?)?": "memory_gb sms network",
@@ -20,10 +36,10 @@ FORMS = {
     r"3\.\d+-3\.\d+": "pythons",
     r"\d+( \d+)*\+?|\D.*|": "code",  # architectures; of a fix, lines of Python
     "data center|workstation|GeForce|Jetson|mining": "kind",
-    "(yes)?": "familiar pypi old_abi",
+    "(yes)?": "familiar pypi old_abi always_right ahead",
     "(training|inference)?": "mode",
     r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes",
-    r"(\S+( \S+)*)?": "also vgpu memory_limit on remark",
+    r"(\S+( \S+)*)?": "also vgpu memory_limit on remark replaced_by",
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }
 FORM = {column: form for form, columns in FORMS.items() for column in columns.split()}
