@@ -10,23 +10,12 @@ from paths import ROOT
 from tables import each
 
 FILES = sorted(path for room in ("attnsel", "rules", "backends") for path in ROOT.glob(f"{room}/**/*.csv"))
-OURS = {
-    "features",
-    "asked",
-    "meant",
-    "tiles",
-    "ranges",
-    "removed",
-}  # ours, or asked by us: these have no source
+# Of us, or what we asked ourselves: these have no source.
+OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "shapes", "sentences"}
 # Columns.
 KEY = {
-    "torch_builds": 2,
+    **dict.fromkeys(("torch_builds", "pypi", "framework_fixes", "features", "meant", "ranges", "said"), 2),
     "flash_attn_wheels": 3,
-    "pypi": 2,
-    "framework_fixes": 2,
-    "features": 2,
-    "meant": 2,
-    "ranges": 2,
     "tiles": 5,
 }
 FORMS = {
@@ -39,7 +28,7 @@ FORMS = {
     "(yes)?": "familiar pypi old_abi always_right ahead",
     "(training|inference)?": "mode",
     r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes",
-    r"(\S+( \S+)*)?": "also vgpu memory_limit on remark replaced_by",
+    r"(\S+( \S+)*)?": "also vgpu memory_limit on remark replaced_by write why",
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }
 FORM = {column: form for form, columns in FORMS.items() for column in columns.split()}
