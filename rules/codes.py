@@ -7,7 +7,7 @@ that a record's ``takes`` makes.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
@@ -45,7 +45,7 @@ class Range(NamedTuple):
         return None if number > self.last else f"{self.prefix}{number:03}"
 
 
-@cache
+@lru_cache(maxsize=1)
 def all_ranges() -> tuple[Range, ...]:
     """The rows of ``data/ranges.csv``; a family that begins with a candidate needs none before it has several
     files."""

@@ -8,7 +8,7 @@ record).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from attnsel.base.rows import read_rows
@@ -68,7 +68,7 @@ def _found(record: Any, where: str | Callable[[Any], Any]) -> Any:
     return record
 
 
-@cache
+@lru_cache(maxsize=1)
 def versions() -> dict[str, int]:
     """Of every JSON that attnsel prints, by the name of its shape: ``data/shapes.csv``."""
     return {row["name"]: int(row["version"]) for row in read_rows("attnsel.base", "shapes")}

@@ -8,7 +8,7 @@ queries, and softcap or ALiBi under a window, may spill in the dK/dV pass: slowe
 from __future__ import annotations
 
 import math
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from attnsel.base.rows import read_rows
@@ -61,7 +61,7 @@ MAX_SPLITS = 128  # what one program of the merge reads at once
 PASSES = ("forward", "dkdv", "dq", "dbias", "decode")
 
 
-@cache
+@lru_cache(maxsize=1)
 def _tiles() -> dict[tuple[str, str, str, int], list[Block]]:
     """The rows of ``data/tiles.csv`` by call, family, pass and width: one, of decode by rows."""
     found: dict[tuple[str, str, str, int], list[Block]] = {}

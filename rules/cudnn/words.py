@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from attnsel.base.rows import read_rows
@@ -17,7 +17,7 @@ from attnsel.params import AttentionParams
 from attnsel.params.options import EXCHANGES
 
 
-@cache
+@lru_cache(maxsize=1)
 def sentences() -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Patterns, and the codes of the rules that stand for them: the rows of ``data/sentences.csv``."""
     rows = read_rows("attnsel.rules.cudnn", "sentences")
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
     remark: str
 
 
-@cache
+@lru_cache(maxsize=1)
 def what_was_asked() -> Mapping[str, Asked]:
     """By the code of the rule; read when a page wants it."""
     return {row["code"]: Asked(**row) for row in read_rows("attnsel.rules.cudnn", "asked")}

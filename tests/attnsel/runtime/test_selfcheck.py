@@ -308,7 +308,7 @@ def test_during_a_capture_it_waits(kernel: Kernel, monkeypatch: pytest.MonkeyPat
     with pytest.warns(SelfCheckWarning, match="CUDA graph is being captured"):
         call(qkv(grad=False))
     assert kernel.forwards == 1
-    monkeypatch.setattr(selfcheck, "_capturing", lambda q: False)
+    monkeypatch.setattr(selfcheck, "capturing", lambda device: False)
     call(qkv(grad=False))
     assert kernel.forwards == 3
 
