@@ -308,6 +308,8 @@ def check_rows_given(spec: Spec, inputs: Inputs) -> None:
         check_pages(spec, inputs)
     elif spec.packed and (inputs.cu_seqlens_q is None or inputs.cu_seqlens_kv is None):
         raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
+    if spec.packed and inputs.cu_seqlens_q is None:
+        raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q")
 
 
 def lse_of_forward(spec: Spec, result: Result) -> Tensor:

@@ -110,6 +110,12 @@ def columns(names: Sequence[str] = ()) -> list[Column]:
     return found
 
 
+def is_own(column: Column) -> bool:
+    """Whether attnsel wrote its kernels, and has to prove them."""
+    record = CANDIDATES[column.candidate]
+    return not (record.trusted or record.library or record.plugin)
+
+
 # ---- measuring --------------------------------------------------------------------------------------
 
 
@@ -121,7 +127,7 @@ def measure(
     works: dict[str, Any] = {}
 
     def put(column: Column, status: str, reason: str = "") -> None:
-        ours = CANDIDATES[column.candidate].own_kernel
+        ours = is_own(column)
         target = case.target if ours else None
         rows[column.name] = Row(
             *case, name=column.name, status=status, unit=case.unit, reason=reason, target=target
@@ -253,7 +259,7 @@ def compile_ahead(words: Sequence[str], until: float) -> None:
 
 def compile_cases(planned: Iterable[Case], wanted: Sequence[Column], device: torch.device) -> None:
     """Call our own kernels once in each case. A failure here is reported when the case is measured."""
-    own = [column for column in wanted if CANDIDATES[column.candidate].own_kernel]
+    own = [column for column in wanted if is_own(column)]
     for case in planned:
         for column in own:
             with contextlib.suppress(Exception):

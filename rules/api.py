@@ -391,7 +391,7 @@ def preference(code: str, *, short: str, evidence: str) -> Callable[[Any], Any]:
 def removed(
     code: str, *, release: str, why: str, replaced_by: str = "", registry: Registry | None = None
 ) -> None:
-    """Retire a code for good: its page says so, and no other rule can take it. See rules/codes.py."""
+    """Retire a code for good: its page says so, and no other rule can take it. See data/removed.csv."""
     target = REGISTRY if registry is None else registry
     if not _CODE.match(code) or not why:
         raise ValueError(f"{code!r} cannot be removed: a code and the reason are needed")

@@ -112,13 +112,16 @@ class FrozenModel(BaseModel):
     def derive(self: M, **changes: Any) -> M:
         """``replace`` for values that are valid by construction: types are not checked again, but how the
         fields fit together is. Several times cheaper; for the engine's own use."""
-        cls = type(self)
-        mine = self.__dict__
-        values = {name: mine[name] for name in cls.__pydantic_fields__}
-        values.update(changes)
-        made = self._of_values(values, changes)
+        made = self._changed(changes)
         made.model_post_init(None)
         return made
+
+    def _changed(self: M, changes: dict[str, Any]) -> M:
+        """Its own fields with these changes, not initialised yet."""
+        mine = self.__dict__
+        return self._of_values(
+            {**{name: mine[name] for name in self.__pydantic_fields__}, **changes}, changes
+        )
 
     def _of_values(self: M, values: dict[str, Any], changes: dict[str, Any]) -> M:
         """One of the same kind with these values, not initialised yet; ``changes`` count as given."""

@@ -23,58 +23,27 @@ def other_names(place: str) -> dict[str, str]:
 
 
 class _Said(NamedTuple):
-    """``write`` is what to write where ``argument`` exists; ``why`` follows."""
+    """A row of ``data/said.csv``: what to ``write`` for any of ``names`` where ``argument`` exists."""
 
+    names: str
     argument: str
     write: str
-    why: str = ""
+    why: str
 
 
-_OPPOSITE = (
-    "True means masked OUT here, the opposite of F.sdpa: attention_mask=~attn_mask with "
-    'attn_mask_type="arbitrary"; a floating-point mask is core_attention_bias'
-)
-_CAUSAL = (_Said("attn_mask_type", 'attn_mask_type="causal"'),)
-_MASK = (
-    _Said("attention_mask", "attention_mask", _OPPOSITE),
-    _Said(
-        "attn_mask_type",
-        'attn_mask_type="arbitrary"',
-        "The tensor is attention_mask of the call, True = masked OUT",
-    ),
-)
-_WINDOW = (
-    _Said(
-        "window_size",
-        "window_size=(left, right)",
-        "Keys on each side of the query's own; the last N keys are (N - 1, 0)",
-    ),
-)
-_NO_SCALE = _Said("head_dim_qk", "", "the scale of the scores decides nothing, so there is no field for it")
-_SCALE = (_Said("softmax_scale", "softmax_scale"), _NO_SCALE)
-_GQA = (
-    _Said("num_gqa_groups", "num_gqa_groups", "The number of key/value heads"),
-    _Said("q", "", "leave it out: the heads of k and v say it"),
-    _Said("query_layer", "", "leave it out: the heads of k and v say it"),
-)
-
-# What needs more than another name.
-_SAID: dict[str, tuple[_Said, ...]] = {
-    **dict.fromkeys(("is_causal", "causal", "use_causal_mask", "causal_mask"), _CAUSAL),
-    **dict.fromkeys(("attn_mask", "mask"), _MASK),
-    **dict.fromkeys(("window", "sliding_window", "sliding_window_size", "attention_window"), _WINDOW),
-    **dict.fromkeys(("scale", "softmax_scale", "sm_scale", "scaling"), _SCALE),
-    "enable_gqa": _GQA,
-}
+@lru_cache(maxsize=1)
+def said() -> tuple[_Said, ...]:
+    """What needs more than another name."""
+    return tuple(_Said(**row) for row in read_rows("attnsel.base", "said"))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """What was meant by ``name`` where ``known`` exist, as the end of a sentence; empty where nothing is."""
     names = list(known)
     word = name.casefold().replace("-", "_")
-    for said in _SAID.get(word, ()):
-        if said.argument in names:
-            return f"did you mean {said.write}? {said.why}".rstrip() if said.write else said.why
+    for row in said():
+        if word in row.names.split() and row.argument in names:
+            return f"did you mean {row.write}? {row.why}".rstrip() if row.write else row.why
     meant = near(word, names, other_names("argument"), other_names("field"))
     return "" if meant is None else f"did you mean {meant}?"
 

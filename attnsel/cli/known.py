@@ -28,7 +28,7 @@ from attnsel.pages.rule import (
 )
 from attnsel.report.document import Block, Document, Fields, Item, Paragraph, Paste, Table
 from attnsel.rules import REGISTRY, Hint, Page, Removed, find_rule, load_all
-from attnsel.rules.codes import RANGES, Range
+from attnsel.rules.codes import Range, all_ranges
 from attnsel.verdicts.reasons import EVIDENCE
 
 _FILTER = Parameter(group="Filters")
@@ -76,7 +76,7 @@ def rules(
         if value is not None and ranges and name != "family":
             raise InvalidInput(f"--{name}", value, "not together with --ranges, which --family alone narrows")
     if ranges:
-        held = [codes for codes in RANGES if family in (None, codes.prefix)]
+        held = [codes for codes in all_ranges() if family in (None, codes.prefix)]
         form.print(
             lambda: _ranges(held),
             lambda: [stamped("ranges", {**codes._asdict(), "next": codes.next_free()}) for codes in held],

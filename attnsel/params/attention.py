@@ -413,10 +413,7 @@ class AttentionParams(FrozenModel):
     def rewritten(self, **changes: Any) -> AttentionParams:
         """``derive`` for changes that leave a legal question in its one form (a causal mask with its right
         bound closed, a diagonal that is decided): nothing is checked again. For the engine's own use."""
-        mine = self.__dict__
-        values = {name: mine[name] for name in _FIELD_NAMES}
-        values.update(changes)
-        made = self._of_values(values, changes)
+        made = self._changed(changes)
         FrozenModel.model_post_init(made, None)
         return made
 
@@ -526,8 +523,6 @@ def _pairs_up_to(distance: int, rows: int, columns: int) -> int:
 
     return up_to(distance + rows) - up_to(distance)
 
-
-_FIELD_NAMES = tuple(AttentionParams.model_fields)
 
 # What ``resized`` may change: sequences, heads, head dimensions, and where they lie.
 _SIZES = frozenset(

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.tiled import kernel as tiled
+from attnsel.backends.tiled.tiles import four_dims
 
 RUN = 8  # rows taken together at each place
 # One unit of rounding. float32 is 2**-10 on a GPU, where a kernel may multiply in TF32 (10 bits of mantissa,
@@ -172,7 +173,7 @@ def compute(
     totals: dict[str, Tensor] = {}
     kv: tuple[SequenceSpan, Tensor, Tensor] | None = None
     dkv: tuple[Tensor, Tensor] | None = None
-    bias = None if inputs.bias is None else _four_dims(inputs.bias.detach())
+    bias = None if inputs.bias is None else four_dims(inputs.bias.detach())
     sinks = None if inputs.softmax_offset is None else widened(inputs.softmax_offset)
     for number, piece in enumerate(pieces):
         s = piece.sequence
@@ -224,7 +225,7 @@ def _alone(
         q=q,
         k=kv[0],
         v=kv[1],
-        attn_mask=None if mask is None else piece.of_pairs(_four_dims(mask)),
+        attn_mask=None if mask is None else piece.of_pairs(four_dims(mask)),
         alibi_slopes=slopes,
         seqlens_q=lengths[0],
         seqlens_kv=lengths[1],
@@ -249,10 +250,6 @@ def of_kv(t: Tensor, packed: bool, s: SequenceSpan) -> Tensor:
     if not packed:
         return t[s.number : s.number + 1, :, : s.len_kv]
     return t[s.start_kv : s.start_kv + s.len_kv].transpose(0, 1).unsqueeze(0)
-
-
-def _four_dims(t: Tensor) -> Tensor:
-    return t[(None,) * (4 - t.dim())]
 
 
 # ---- held against each other ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from attnsel.base.model import FrozenModel
-from attnsel.base.records import VERSIONS, stamped
+from attnsel.base.records import stamped, versions
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, printable, short
 from attnsel.params import AttentionParams
@@ -118,7 +118,7 @@ class ReplayFile(FrozenModel):
 
 def checked(name: str, data: dict[str, Any]) -> ReplayFile:
     """What a file of that name holds. Raises InvalidInput, in a line, for what is no file of this version."""
-    wanted = f"attnsel.replay/{VERSIONS['replay']}"
+    wanted = f"attnsel.replay/{versions()['replay']}"
     given = dict(data)
     schema = given.pop("schema", "no schema")
     if schema != wanted:

@@ -25,8 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnsel.backends.checks import capturing
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.registry import CANDIDATES
+from attnsel.backends.tiled.tiles import four_dims
 from attnsel.debug import SelfCheckWarning
 from attnsel.decision import Selection
 from attnsel.errors import caller
@@ -53,7 +55,7 @@ def check(bound: Bound, call: Call) -> bool:
     selection = bound.selection
     if not is_wanted(selection, call.settings) or _has_passed(selection, call):
         return True
-    if _capturing(call.q):
+    if capturing(call.q.device):
         _say(selection, "a CUDA graph is being captured")
         return False
     if not _is_plain(call):
@@ -78,7 +80,7 @@ def check_gradients(bound: Bound, call: Call, *, carried: bool = False) -> bool:
     selection, run = bound.selection, bound.run
     if not is_wanted(selection, call.settings) or _has_passed(selection, call, carried=carried):
         return True
-    if _capturing(call.q):
+    if capturing(call.q.device):
         return False
     if call.config.attention_dropout and not _drops_as_reference(selection):
         run = bind_gradients(*_without_dropout(selection, call))
@@ -103,7 +105,7 @@ def check_kernel(
     key = (selection.backend, spec, *(_spec_of(t) for t in inputs))
     if not is_wanted(selection, settings) or _passed.items.get(key) is not None:
         return True
-    if _capturing(inputs.q):
+    if capturing(inputs.q.device):
         _say(selection, "a CUDA graph is being captured")
         return False
     if spec.dropout_p and not _drops_as_reference(selection):
@@ -196,10 +198,6 @@ def _strides(spec: TensorSpec | None) -> Any:
     return tuple(order), expanded, aligned, spec.last_stride, spec.alignment, spec.requires_grad
 
 
-def _capturing(q: Tensor) -> bool:
-    return q.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def _say(selection: Selection, why: str) -> None:
     message = f"{selection.backend} was not compared with tiled: {why}"
     warnings.warn(message, SelfCheckWarning, stacklevel=caller().stacklevel)
@@ -254,7 +252,7 @@ class _OutputGradient:
             if grad is not None:
                 numbers[name] = [reference.of_kv(grad, self.spec.packed, s) for s in sequences]
         if dbias is not None:
-            numbers["dbias"] = [dbias[(None,) * (4 - dbias.dim())]]
+            numbers["dbias"] = [four_dims(dbias)]
         if doffset is not None:
             numbers["dsoftmax_offset"] = [doffset.reshape(-1)]
         return numbers

@@ -151,11 +151,6 @@ class CandidateRecord:
         return "lse" in self.takes
 
     @property
-    def own_kernel(self) -> bool:
-        """Whether attnsel wrote its kernels, and has to prove them."""
-        return not (self.trusted or self.library or self.plugin)
-
-    @property
     def plugin(self) -> bool:
         return bool(self.distribution)
 

@@ -72,7 +72,7 @@ def workspace_in_pytorch(p: AttentionParams, env: Environment) -> Memory:
 
 def dp_bytes(batch: int, heads: int, rows: int, keys: int) -> int:
     """dP [b, h, s_q, s_kv] on Hopper, as cudnn-frontend counts it against its limit."""
-    return batch * heads * _up(rows, 64) * _up(keys, 128) * _HALF
+    return batch * heads * round_up(rows, 64) * round_up(keys, 128) * _HALF
 
 
 def can_add_in_order(cudnn: Version | None, cudnn_frontend: Version | None) -> bool:
@@ -101,11 +101,11 @@ def _taken(p: AttentionParams, arch: int, deterministic: bool, bias_gradient: bo
 
 def _both(p: AttentionParams, arch: int) -> int:
     """What either plan takes. The dropped scores are written down in both."""
-    slopes = _up(_FLOAT32 * p.num_heads, 16) if p.core_attention_bias_type == "alibi" else 0
+    slopes = round_up(_FLOAT32 * p.num_heads, 16) if p.core_attention_bias_type == "alibi" else 0
     descriptors = 1536 if p.qkv_format == "thd" and 90 <= arch < 110 else 0
     taken = slopes + descriptors + (256 if arch == 90 else 128)
     if p.dropout and 100 <= arch < 110:
-        scores = p.batch_size * p.num_heads * _up(p.max_seqlen_q, 128) * _up(p.max_seqlen_kv, 128)
+        scores = p.batch_size * p.num_heads * round_up(p.max_seqlen_q, 128) * round_up(p.max_seqlen_kv, 128)
         taken += scores // 8
     return taken
 
@@ -125,7 +125,7 @@ def _backward(p: AttentionParams, arch: int, deterministic: bool, bias_gradient:
     if bias_gradient or (deterministic and not blackwell):
         if arch == 90:
             return taken + dp_bytes(p.batch_size, p.num_heads, rows, keys)
-        return taken + per_head * _up(rows, 64) * _up(keys, 64) * _HALF
+        return taken + per_head * round_up(rows, 64) * round_up(keys, 64) * _HALF
     if deterministic:
         return taken
     width = per_head * p.head_dim_qk * _FLOAT32
@@ -133,7 +133,7 @@ def _backward(p: AttentionParams, arch: int, deterministic: bool, bias_gradient:
     if p.deterministic and arch == 90 and not p.fp8_attention:
         taken += per_head * -(-rows // 64) * 8  # whose turn it is, for each tile of rows
     if arch < 90 or arch >= 120 or (blackwell and _left_to_the_fallback(p)):
-        taken += _up(rows, 8) * width
+        taken += round_up(rows, 8) * width
     return taken
 
 
@@ -142,7 +142,7 @@ def _left_to_the_fallback(p: AttentionParams) -> bool:
     return p.max_seqlen_kv <= 128 and p.head_dim_qk <= 128 and not p.dropout
 
 
-def _up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 

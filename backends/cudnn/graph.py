@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from attnsel.backends.cudnn.candidate import round_up
 from attnsel.base.records import json_fields, to_json
 from attnsel.errors import UnsupportedArgument
 from attnsel.params import AttentionParams, TensorSpec, default_softmax_scale
@@ -203,7 +204,7 @@ def planned(p: AttentionParams) -> GraphCall:
         softmax_scale=default_softmax_scale(p.head_dim_qk),
         packed_q=packed_q,
         packed_kv=packed_kv,
-        offset_dtype="int64" if max(map(_elements, (q, k, v))) > _INT32 else "int32",
+        offset_dtype=offset_dtype(q, k, v),
         padding=p.padding,
         window_left=left,
         window_right=right,
@@ -236,9 +237,10 @@ def own_memory(like: Strided, packed: bool, width: int | None = None) -> Strided
     return dense(dims, "".join(letter for letter, _ in order) + "d")
 
 
-def _elements(tensor: Strided) -> int:
-    """One more than the largest index: an upper bound for packed buffers."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.dims, tensor.strides, strict=True))
+def offset_dtype(*tensors: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
+    """Of ragged offsets into tensors of these dimensions and strides: an upper bound for packed buffers."""
+    extents = (sum((n - 1) * step for n, step in zip(*tensor, strict=True)) for tensor in tensors)
+    return "int64" if max(extents) >= _INT32 else "int32"
 
 
 def _bias(p: AttentionParams) -> Strided:
@@ -404,9 +406,9 @@ class _Draft:
         assert self.call.fp8 is not None
         b, h, s, d = of.dims
         block = self.call.fp8.block
-        rows, columns = _up(s, 128), _up(-(-d // block), 4)
+        rows, columns = round_up(s, 128), round_up(-(-d // block), 4)
         if along == "s":
-            rows, columns = _up(-(-s // block), 4), _up(d, 128)
+            rows, columns = round_up(-(-s // block), 4), round_up(d, 128)
         shape = dense((b, h, rows, columns), "bhsd")
         self.inputs.append(Tensor(name, UIDS[name], *shape, "fp8_e8m0", reordering="F8_128x4"))
 
@@ -434,10 +436,6 @@ class _Draft:
             tuple(self.ragged.values()),
             tuple(sorted(options.items())),
         )
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
 
 
 _ONE = dense((1, 1, 1, 1), "bhsd")

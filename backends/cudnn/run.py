@@ -19,7 +19,7 @@ from attnsel.backends.cudnn import graph as graphs
 from attnsel.backends.cudnn import plans as _session
 from attnsel.backends.cudnn.graph import Four, Graph, GraphCall, Pages, Strided, dense
 from attnsel.backends.cudnn.plans import plan_of
-from attnsel.backends.rows import check_pages
+from attnsel.backends.rows import check_rows_given
 from attnsel.backends.tiled.tiles import four_dims
 
 # --------------------------------------------------------------------------------------------------------
@@ -38,7 +38,6 @@ _NAMES = {
     torch.float32: "fp32",
     torch.float64: "fp64",
 }
-_INT32 = 2**31 - 1
 
 
 class Problem(NamedTuple):
@@ -73,12 +72,9 @@ def check(spec: Spec, inputs: Inputs) -> None:
     if i.q.dtype not in _NAMES or i.k.dtype != i.q.dtype or i.v.dtype != i.q.dtype:
         allowed = ", ".join(str(dtype) for dtype in _NAMES)
         raise ValueError(f"dtype: q, k and v are {i.q.dtype}, {i.k.dtype} and {i.v.dtype}; one of {allowed}")
-    if i.block_table is not None:
-        check_pages(spec, inputs)
-        if i.bias is not None:
-            raise ValueError("bias: cuDNN takes none beside keys and values in pages")
-    elif spec.packed and (i.cu_seqlens_q is None or i.cu_seqlens_kv is None):
-        raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
+    check_rows_given(spec, inputs)
+    if i.block_table is not None and i.bias is not None:
+        raise ValueError("bias: cuDNN takes none beside keys and values in pages")
     for name in ("q", "k", "v", "bias"):
         tensor = getattr(i, name)
         if tensor is None:
@@ -159,7 +155,7 @@ def _call(spec: Spec, q: Facts, k: Facts, v: Facts, bias: Any, others: Any) -> G
         softmax_scale=spec.softmax_scale,
         packed_q=spec.packed,
         packed_kv=packed_kv,
-        offset_dtype="int64" if max(map(_extent, (q, k, v, out))) > _INT32 else "int32",
+        offset_dtype=graphs.offset_dtype(q[1:], k[1:], v[1:], out[1:]),
         padding=padded or spec.packed,
         window_left=spec.window_left,
         window_right=spec.window_right,
@@ -216,10 +212,6 @@ def _laid_out(like: Facts, width: int) -> Facts:
 
 def _new(like: Facts, width: int, dims: Four, packed: bool) -> Strided:
     return _strides(_laid_out(like, width), (*dims[:3], width), packed)
-
-
-def _extent(facts: Facts) -> int:
-    return 1 + sum((size - 1) * stride for size, stride in zip(facts[1], facts[2], strict=True))
 
 
 # ---- buffers ----------------------------------------------------------------------------------------

@@ -17,6 +17,11 @@ _EVERY = (
     "gaps", "paged", "gqa", "softcap", "deterministic", "lse", "strides", "cuda_graph",
 )  # fmt: skip
 
+FLASH_2_EFFICIENCY = (
+    Efficiency(range(80, 90), 0.6, "50 to 73 % of an A100's peak (FlashAttention-2 paper)"),
+    Efficiency({90}, 0.37, "362 of 989 TFLOP/s on an H100 (FlashAttention-3 paper)"),
+)
+WRITTEN_FOR_FLASH_2 = (*range(80, 90), *range(120, 130))
 _FLOAT32 = 4
 _TILE = 128  # rows, to which queries are rounded up
 
@@ -59,11 +64,8 @@ CANDIDATES = (
         memory=ordered_sums,
         dropout="generator",
         kernel_family="flash",
-        efficiency=(
-            Efficiency(range(80, 90), 0.6, "50 to 73 % of an A100's peak (FlashAttention-2 paper)"),
-            Efficiency({90}, 0.37, "362 of 989 TFLOP/s on an H100 (FlashAttention-3 paper)"),
-        ),
-        written_for=(*range(80, 90), *range(120, 130)),
+        efficiency=FLASH_2_EFFICIENCY,
+        written_for=WRITTEN_FOR_FLASH_2,
     ),
     _package(
         name="flash_attn.3",
@@ -89,11 +91,7 @@ CANDIDATES = (
         limits="FLASH400",
         source="flash_attn/cute/interface.py, 4.0.0b20 and 4.0.0b36: arguments of its functions",
         takes=(*_EVERY, "head_dim_v", "sinks"),
-        rules=(
-            "attnsel.rules.flash_attention.common",
-            "attnsel.rules.flash_attention.four",
-            "attnsel.rules.flash_attention.four",
-        ),
+        rules=("attnsel.rules.flash_attention.common", "attnsel.rules.flash_attention.four"),
         needs=("torch", "flash_attn_4"),
         library="flash_attn_4",
         adaptations=_ADAPTED,

@@ -6,8 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from attnsel.backends.cudnn.candidate import CUDNN_EFFICIENCY, EXACT_CHANGES, workspace_in_pytorch
+from attnsel.backends.flash_attention.candidate import FLASH_2_EFFICIENCY, WRITTEN_FOR_FLASH_2
 from attnsel.params import ITEMSIZE
-from attnsel.verdicts.record import CandidateRecord, Efficiency, Memory
+from attnsel.verdicts.record import CandidateRecord, Memory
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
@@ -23,12 +24,6 @@ _MATH = (
     "rocm", "cpu", "mps", "xpu", "fp32", "fp64", "head_dim_v", "gqa", "bias_grad", "deterministic", "empty",
 )  # fmt: skip
 
-# Published for FlashAttention-2, whose kernels both ops run.
-_FLASH_2 = (
-    Efficiency(range(80, 90), 0.6, "50 to 73 % of an A100's peak (FlashAttention-2 paper)"),
-    Efficiency({90}, 0.37, "362 of 989 TFLOP/s on an H100 (FlashAttention-3 paper)"),
-)
-_WRITTEN_FOR_FLASH_2 = (*range(80, 90), *range(120, 130))
 _FLOAT32 = 4
 
 
@@ -76,8 +71,8 @@ CANDIDATES = (
         kernel="attnsel.backends.sdpa.run:FLASH_KERNEL",
         takes=(*_ALL, *_BY_MASK, "lse", "fp32", "fp64", "cpu", "gqa", "deterministic"),
         kernel_family="flash",
-        efficiency=_FLASH_2,
-        written_for=_WRITTEN_FOR_FLASH_2,
+        efficiency=FLASH_2_EFFICIENCY,  # its kernels are FlashAttention-2's
+        written_for=WRITTEN_FOR_FLASH_2,
     ),
     _sdpa(
         name="sdpa.varlen",
@@ -89,8 +84,8 @@ CANDIDATES = (
         library="torch",
         unproven_last=False,  # PyTorch's kernels; the code around them is checked on its first call
         kernel_family="flash",
-        efficiency=_FLASH_2,
-        written_for=_WRITTEN_FOR_FLASH_2,
+        efficiency=FLASH_2_EFFICIENCY,  # its kernels are FlashAttention-2's
+        written_for=WRITTEN_FOR_FLASH_2,
     ),
     _sdpa(
         name="sdpa.efficient",

@@ -1,8 +1,8 @@
 """What ``F.scaled_dot_product_attention`` protects and a direct call of its kernels does not.
 
-``check`` raises ValueError with every guard a call breaks. What happens without a guard was measured on CPU
-with torch 2.13.0 (tests/backends/sdpa/test_guards.py repeats it, crashes in a child process); for CUDA it is
-read in PyTorch's source, not run. "fused": flash, efficient and cuDNN; "CUDA": those three on cuda.
+``check_call`` raises ValueError with every guard a call breaks. What happens without a guard was measured on
+CPU with torch 2.13.0 (tests/backends/sdpa/test_guards.py repeats it, crashes in a child process); for CUDA it
+is read in PyTorch's source, not run. "fused": flash, efficient and cuDNN; "CUDA": those three on cuda.
 
     =================  ===========  ====================================  ====================================
     guard              kernels      refused                               without it
@@ -86,7 +86,7 @@ from torch import Tensor
 
 from attnsel.backends.checks import ALIGNMENT, check_tensors, misalignment
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.sdpa.ops import CUDNN, EFFICIENT, FLASH_CPU, FLASH_CUDA, MATH, VARLEN, resolve
+from attnsel.backends.sdpa.ops import CUDNN, EFFICIENT, FLASH_CPU, FLASH_CUDA, MATH, VARLEN
 from attnsel.backends.sdpa.plan import Traits
 
 # --------------------------------------------------------------------------------------------------------
@@ -280,23 +280,6 @@ GUARDS: tuple[Guard, ...] = (
 
 def _tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
     return ((n, t) for n, t in zip(inputs._fields, inputs, strict=True) if isinstance(t, Tensor))
-
-
-def check(
-    kernel: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    *,
-    bias: Tensor | None = None,
-    softmax_scale: float = 1.0,
-    need_grad: bool = False,
-) -> None:
-    """``check_call`` for plain tensors. Raises ValueError naming every argument the kernel cannot take."""
-    spec = Spec(softmax_scale=softmax_scale, dropout_p=dropout_p, need_grad=need_grad)
-    check_call(resolve(kernel, q.device.type), spec, Inputs(q, k, v, attn_mask=attn_mask, bias=bias))
 
 
 def check_call(traits: Traits, spec: Spec, inputs: Inputs) -> None:

@@ -7,7 +7,7 @@ k columns, so that grouped queries meet their keys without the keys being copied
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnsel.backends.checks import check_tensors
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.rows import check_pages, longest_paged
+from attnsel.backends.rows import check_rows_given, longest_paged
 from attnsel.backends.tiled.candidate import tile_elements
 
 # --------------------------------------------------------------------------------------------------------
@@ -395,12 +395,7 @@ def check(spec: Spec, inputs: Inputs) -> None:
         raise ValueError("softmax_type 'learnable' needs inputs.softmax_offset, a tensor [h]")
     if spec.dropout_p and inputs.dropout_seed is None:
         raise ValueError("dropout_p > 0 needs inputs.dropout_seed, an int64 scalar tensor")
-    if inputs.block_table is not None:
-        check_pages(spec, inputs)
-    elif spec.packed and inputs.cu_seqlens_kv is None:
-        raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
-    if spec.packed and inputs.cu_seqlens_q is None:
-        raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q")
+    check_rows_given(spec, inputs)
     check_tensors(spec, inputs)
 
 
@@ -446,25 +441,23 @@ def packed_problems(spec: Spec, inputs: Inputs) -> Iterator[tuple[Sequence, Dens
     Raises ValueError when a sequence does not lie inside the packed tensors.
     """
     whole = dense_problem(spec, inputs)
+    bias, mask, slopes, table, lengths = (
+        getattr(whole, name) for name in ("bias", "mask", "alibi_slopes", "block_table", "seqlens_kv")
+    )
     for sequence in _sequences(inputs):
         i = sequence.number
-        slopes, table, lengths = whole.alibi_slopes, whole.block_table, whole.seqlens_kv
         yield (
             sequence,
-            Dense(
-                spec=spec,
+            replace(
+                whole,
                 q=sequence.of_q(whole.q),
                 k=sequence.of_kv(whole.k) if table is None else whole.k,
                 v=sequence.of_kv(whole.v) if table is None else whole.v,
                 s_kv=len(sequence.kv),
-                a=whole.a,
-                bias=None if whole.bias is None else sequence.of_pairs(whole.bias),
-                mask=None if whole.mask is None else sequence.of_pairs(whole.mask),
+                bias=None if bias is None else sequence.of_pairs(bias),
+                mask=None if mask is None else sequence.of_pairs(mask),
                 alibi_slopes=slopes[i : i + 1] if slopes is not None and slopes.shape[0] != 1 else slopes,
-                sinks=whole.sinks,
-                seqlens_q=None,
                 seqlens_kv=None if lengths is None else lengths[i : i + 1],
-                dropout_key=whole.dropout_key,
                 block_table=None if table is None else table[i : i + 1],
                 first_sequence=i,
             ),

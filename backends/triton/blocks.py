@@ -1,8 +1,8 @@
-"""How large the tiles are: a table per architecture, padded head dimension and pass. No tuning at run time.
+"""How large the tiles are: by architecture, padded head dimension and pass. No tuning at run time.
 
-Every row was compiled ahead of time (``tests/proof/gate.py``) with Triton 3.7, for full, causal, windowed and
-packed calls: it fits in shared memory and spills nothing in its loop. Packed sequences with other lengths for
-keys than for queries, and softcap or ALiBi under a window, may spill in the dK/dV pass: slower, not wrong.
+Every row of ``data/tiles.csv`` was compiled ahead of time, for full, causal, windowed and packed calls: it
+fits in shared memory and spills nothing in its loop. Packed sequences with other lengths for keys than for
+queries, and softcap or ALiBi under a window, may spill in the dK/dV pass: slower, not wrong.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
+
+from attnsel.base.rows import read_rows
 
 
 class Block(NamedTuple):
@@ -53,186 +55,26 @@ class Tiles(NamedTuple):
 
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
 
-# (family, pass) -> {widest padded head dimension: block}. None: no tile that fits and does not spill.
-_TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
-    (75, "forward"): {
-        64: Block(128, 32, 4, 1, ahead=True),
-        128: Block(128, 32, 8, 1, ahead=True),
-        256: Block(64, 32, 8, 1),
-    },
-    (75, "dkdv"): {
-        64: Block(32, 128, 8, 1, masks="all", ahead=True),
-        128: Block(32, 64, 8, 1),
-        256: None,
-    },
-    (75, "dq"): {
-        64: Block(64, 32, 4, 1, ahead=True),
-        128: Block(64, 32, 4, 1),
-        256: Block(32, 32, 8, 1),
-    },
-    (80, "forward"): {
-        64: Block(128, 64, 4, 3, masks="all"),
-        128: Block(128, 64, 8, 3),
-        256: Block(64, 64, 8, 2),
-    },
-    (80, "dkdv"): {
-        64: Block(32, 128, 8, 2, masks="all"),
-        128: Block(64, 64, 8, 2, masks="all"),
-        256: Block(32, 32, 8, 2, masks="all"),
-    },
-    (80, "dq"): {
-        64: Block(128, 64, 8, 2),
-        128: Block(128, 32, 8, 2),
-        256: Block(64, 32, 8, 2),
-    },
-    (86, "forward"): {
-        64: Block(128, 64, 4, 3, masks="all"),
-        128: Block(128, 64, 8, 3),
-        256: Block(64, 64, 8, 1),
-    },
-    (86, "dkdv"): {
-        64: Block(32, 128, 8, 2, masks="all"),
-        128: Block(64, 64, 8, 2, masks="all"),
-        256: Block(32, 32, 8, 2, masks="all"),
-    },
-    (86, "dq"): {
-        64: Block(128, 64, 8, 2),
-        128: Block(128, 32, 8, 2),
-        256: Block(64, 32, 8, 1),
-    },
-    (90, "forward"): {
-        64: Block(128, 128, 8, 2, always_right=True),
-        128: Block(128, 128, 8, 2, always_right=True),
-        256: Block(128, 64, 8, 2, always_right=True),
-    },
-    (90, "dkdv"): {
-        64: Block(64, 128, 8, 2, masks="branch"),
-        128: Block(32, 128, 8, 2, masks="all"),
-        256: Block(32, 32, 8, 1, masks="all"),
-    },
-    (90, "dq"): {
-        64: Block(128, 64, 8, 2, always_right=True),
-        128: Block(128, 64, 8, 2, always_right=True),
-        256: Block(64, 32, 8, 2, always_right=True),
-    },
-    (100, "forward"): {
-        64: Block(64, 64, 4, 2, masks="all"),
-        128: Block(128, 64, 8, 2),
-        256: Block(64, 64, 8, 2, masks="all"),
-    },
-    (100, "dkdv"): {
-        64: Block(64, 128, 8, 2, masks="all"),
-        128: Block(64, 128, 8, 1, masks="all"),
-        256: Block(32, 32, 8, 2, masks="all"),
-    },
-    (100, "dq"): {
-        64: Block(128, 64, 8, 2),
-        128: Block(128, 64, 8, 2),
-        256: Block(128, 32, 8, 2),
-    },
-    (120, "forward"): {
-        64: Block(128, 64, 8, 2),
-        128: Block(128, 64, 8, 3),
-        256: Block(64, 64, 8, 1),
-    },
-    (120, "dkdv"): {
-        64: Block(32, 128, 8, 2, masks="all"),
-        128: Block(64, 64, 8, 1, masks="all"),
-        256: Block(32, 32, 8, 2, masks="all"),
-    },
-    (120, "dq"): {
-        64: Block(128, 64, 8, 2),
-        128: Block(128, 32, 8, 2),
-        256: Block(64, 32, 8, 1),
-    },
-}
-# With a bias, a mask or dropout a pair takes many more registers; stages 1 on Turing, as above, and on
-# Blackwell. With every feature at once nothing spills at 64 and 128 with Triton 3.7; 256 was not tried.
-_HEAVY: dict[str, dict[int, Block]] = {
-    "forward": {64: Block(64, 64, 4, 2), 128: Block(64, 32, 8, 2), 256: Block(32, 32, 8, 1)},
-    "dkdv": {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 32, 8, 1)},
-    "dq": {64: Block(64, 32, 4, 2), 128: Block(32, 32, 4, 1), 256: Block(32, 32, 8, 1)},
-    "dbias": {64: Block(32, 32, 8, 1), 128: Block(16, 64, 8, 1), 256: Block(32, 32, 8, 1)},
-}
-# float32 multiplies without tensor cores, as plain PyTorch does: small tiles, few registers.
-_FLOAT32 = {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 32, 8, 1)}
-
-# Where a left bound, or packed sequences, take registers that the tile above does not leave. On A100 eight
-# warps read K and V twice as often as four: not where the four of the table do not spill.
-_WINDOWED = {
-    (80, "forward", 64): Block(128, 64, 8, 3),
-    (80, "forward", 128): Block(128, 32, 8, 3),
-    (90, "forward", 128): Block(128, 128, 8, 2, masks="branch"),
-    (90, "dkdv", 128): Block(32, 128, 8, 2, masks="branch"),
-}
-_PACKED = {
-    (75, "dkdv", 64): Block(32, 128, 8, 1, masks="all"),
-    (80, "forward", 64): Block(128, 64, 8, 3),
-    (100, "dkdv", 64): Block(32, 128, 8, 2, masks="all"),
-}
-
-# Forward over pages, whose addresses take registers, where they spill in the tile above.
-_PAGED = {
-    (80, 64): Block(128, 64, 8, 3, masks="all"),
-    (80, 256): Block(64, 32, 8, 2),
-    (86, 64): Block(128, 64, 8, 3, masks="all"),
-    (90, 256): Block(128, 64, 8, 2, masks="all"),
-    (120, 64): Block(128, 64, 8, 3, masks="all"),
-}
-
-# Forward above 256, 16-bit: 576/512 of multi-head latent attention.
-_LATENT = {
-    75: Block(16, 32, 8, 1),
-    80: Block(32, 64, 8, 1),
-    86: Block(32, 32, 8, 1),
-    90: Block(64, 32, 8, 1, masks="all"),
-    100: Block(32, 32, 8, 1),
-    120: Block(32, 32, 8, 1),
-}
-
-# Decode: columns, warps and stages by family and width, for each of DECODE_ROWS. None: more rows or fewer.
 DECODE_ROWS = (16, 32, 64)
-_DECODE: dict[int, dict[int, tuple[tuple[int, int, int] | None, ...]]] = {
-    75: {
-        64: ((64, 4, 1), (64, 4, 1), (64, 8, 1)),
-        128: ((64, 4, 1), (64, 4, 1), (64, 8, 1)),
-        256: ((32, 4, 1), None, (32, 8, 1)),
-        512: ((32, 8, 1), (16, 8, 1), None),
-    },
-    80: {
-        64: ((128, 4, 3), (128, 4, 3), (64, 4, 3)),
-        128: ((64, 4, 3), (64, 4, 3), (64, 8, 2)),
-        256: ((64, 8, 2), (64, 8, 2), (32, 8, 2)),
-        512: ((32, 8, 1), (32, 8, 2), None),
-    },
-    86: {
-        64: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
-        128: ((64, 4, 2), (64, 4, 2), (64, 8, 2)),
-        256: ((32, 4, 2), (32, 8, 2), (32, 8, 2)),
-        512: (None, (32, 8, 1), None),
-    },
-    90: {
-        64: ((128, 4, 3), (64, 4, 3), (128, 4, 3)),
-        128: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
-        256: ((64, 4, 2), (64, 8, 2), (64, 8, 2)),
-        512: ((32, 8, 2), (32, 8, 2), (32, 8, 1)),
-    },
-    100: {
-        64: ((128, 4, 3), (64, 4, 3), (64, 4, 3)),
-        128: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
-        256: ((64, 4, 2), (64, 8, 2), (64, 8, 2)),
-        512: ((32, 8, 2), (32, 8, 2), None),
-    },
-    120: {
-        64: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
-        128: ((64, 4, 2), (64, 8, 2), (64, 8, 2)),
-        256: ((32, 4, 2), (32, 8, 2), (32, 8, 2)),
-        512: ((32, 8, 1), (32, 8, 1), None),
-    },
-}
 MAX_SPLITS = 128  # what one program of the merge reads at once
 
 PASSES = ("forward", "dkdv", "dq", "dbias", "decode")
+
+
+@lru_cache(maxsize=1)
+def _tiles() -> dict[tuple[str, str, str, int], list[Block]]:
+    """The rows of ``data/tiles.csv`` by call, family, pass and width: one, of decode by rows."""
+    found: dict[tuple[str, str, str, int], list[Block]] = {}
+    for row in read_rows("attnsel.backends.triton", "tiles"):
+        m, n, warps, stages = (int(row[name]) for name in ("m", "n", "warps", "stages"))
+        masks: Any = row["masks"]
+        block = Block(m, n, warps, stages, masks, row["always_right"] == "yes", row["ahead"] == "yes")
+        found.setdefault((row["call"], row["family"], row["pass"], int(row["width"])), []).append(block)
+    return found
+
+
+def _tile(call: str, family: int | str, name: str, width: int) -> Block | None:
+    return next(iter(_tiles().get((call, str(family), name, width), ())), None)
 
 
 def pad(width: int) -> int:
@@ -275,7 +117,7 @@ def choose(
             "spilling; at most 128"
         )
     if page_size and itemsize == 2 and not heavy:
-        block = _PAGED.get((_family(arch), width), block)
+        block = _tile("paged", _family(arch), "forward", width) or block
     return _fit_pages(block, page_size)
 
 
@@ -293,39 +135,37 @@ def _fit_pages(block: Block, page_size: int) -> Block:
 
 
 def _choose_decode(arch: int, width: int, itemsize: int, heavy: bool, rows: int) -> Block:
-    of_rows = _DECODE[_family(arch)][min(width, 512)]
+    allowed = _tiles()["plain", str(_family(arch)), "decode", min(width, 512)]
     m = next((m for m in DECODE_ROWS if rows <= m), DECODE_ROWS[-1])
     if width <= 256 and (itemsize == 4 or heavy):
         # As the forward's, with no more rows than there are; and few, as each has its own head.
         block = _choose_dense("forward", arch, width, itemsize, heavy)
         assert block is not None
         return block._replace(m=min(m, block.m, 32))
-    allowed = [(m, of) for m, of in zip(DECODE_ROWS, of_rows, strict=True) if of is not None]
-    m, (n, warps, stages) = next((each for each in allowed if each[0] >= m), allowed[-1])
-    # On Turing, but for the one tile that would spill.
-    return Block(m, n, warps, stages, ahead=arch < 80 and width <= 256 and (m, width) != (32, 128))
+    return next((block for block in allowed if block.m >= m), allowed[-1])
 
 
 def _choose_dense(name: str, arch: int, width: int, itemsize: int, heavy: bool) -> Block | None:
-    if width > 256:
-        return _LATENT[_family(arch)]
     if itemsize == 4:
-        return _FLOAT32[width]
+        return _tile("float32", "any", "any", width)
     family = _family(arch)
-    block = _HEAVY["dbias"][width] if name == "dbias" else _TABLE[family, name][width]
-    if block is not None and heavy:
-        block = _HEAVY[name][width]
-        # On Hopper the pipelined loops of 64 would wait for each product (C7515).
-        alone = family in (75, 100) or ((family, width) == (90, 64) and name in ("forward", "dq"))
-        return block._replace(stages=1) if alone else block
-    return block
+    if width > 256:
+        return _tile("plain", family, name, 512)
+    plain = None if name == "dbias" else _tile("plain", family, name, width)
+    if name != "dbias" and (plain is None or not heavy):
+        return plain
+    block = _tile("heavy", "any", name, width)
+    # Turing and Blackwell hold no two stages of it; on Hopper the pipelined loops of 64 would wait (C7515).
+    alone = family in (75, 100) or ((family, width) == (90, 64) and name in ("forward", "dq"))
+    return block._replace(stages=1) if block is not None and heavy and alone else block
 
 
 def choose_special(name: str, arch: int, width: int, windowed: bool, packed: bool) -> Block | None:
     """The tile of a 16-bit call with a left bound (``windowed``) or packed sequences where it has its own;
     ``width``: of the wider head dimension."""
     key = _family(arch), name, max(64, pad(width))
-    return (_WINDOWED.get(key) if windowed else None) or (_PACKED.get(key) if packed else None)
+    calls = (call for call, is_one in (("windowed", windowed), ("packed", packed)) if is_one)
+    return next(filter(None, (_tile(call, *key) for call in calls)), None)
 
 
 def _check_latent(name: str, head_dim_qk: int, head_dim_v: int, itemsize: int) -> None:

@@ -112,6 +112,19 @@ def _restore(owner: Any, names: dict[str, Any], added: bool) -> None:
 
 
 @contextlib.contextmanager
+def _changed(owner: Any, **values: Any) -> Iterator[None]:
+    """Attributes of something of Triton's, put back on leaving."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+@contextlib.contextmanager
 def _repaired_index() -> Iterator[None]:
     """Bounds of loops as integers: up to 3.6 the interpreter gives int() an array of one element, which numpy
     refuses from 2.4 on."""
@@ -121,11 +134,8 @@ def _repaired_index() -> Iterator[None]:
         before(tensor, *scope)
         tensor.__index__ = lambda self: int(self.handle.data.squeeze())
 
-    interpreter._patch_lang_tensor = patch
-    try:
+    with _changed(interpreter, _patch_lang_tensor=patch):
         yield
-    finally:
-        interpreter._patch_lang_tensor = before
 
 
 @contextlib.contextmanager
@@ -135,10 +145,8 @@ def _repaired_bf16() -> Iterator[None]:
     Seen in every release up to 3.9; triton#11584: not supported there.
     """
     builder = interpreter.InterpreterBuilder
-    names = ("create_dot", "cast_impl", "create_fp_ext", "create_fp_trunc")
-    before = {name: getattr(builder, name) for name in names}
-    dot: Callable[..., Any] = before["create_dot"]
-    cast: Callable[..., Any] = before["cast_impl"]
+    dot: Callable[..., Any] = builder.create_dot
+    cast: Callable[..., Any] = builder.cast_impl
     handle = interpreter.TensorHandle
 
     def widened(operand: Any) -> Any:
@@ -154,13 +162,9 @@ def _repaired_bf16() -> Iterator[None]:
             return handle(_round_to_bf16(source.data), tl.bfloat16)
         return cast(self, source, to)
 
-    try:
-        builder.create_dot, builder.cast_impl = create_dot, cast_impl
-        builder.create_fp_ext = builder.create_fp_trunc = cast_impl
+    casts = dict.fromkeys(("cast_impl", "create_fp_ext", "create_fp_trunc"), cast_impl)
+    with _changed(builder, create_dot=create_dot, **casts):
         yield
-    finally:
-        for name, value in before.items():
-            setattr(builder, name, value)
 
 
 def _round_to_bf16(data: Any) -> Any:
@@ -210,8 +214,7 @@ def _hooked() -> contextlib.AbstractContextManager[None]:
     raise RuntimeError(f"Triton {triton.__version__} has no stages to hook for sm75")
 
 
-@contextlib.contextmanager
-def _through_knob(runtime: Any) -> Iterator[None]:
+def _through_knob(runtime: Any) -> contextlib.AbstractContextManager[None]:
     before = runtime.add_stages_inspection_hook
 
     def hook(
@@ -229,26 +232,17 @@ def _through_knob(runtime: Any) -> Iterator[None]:
         _replace(backend, stages, options, capability)
         return None
 
-    runtime.add_stages_inspection_hook = hook
-    try:
-        yield
-    finally:
-        runtime.add_stages_inspection_hook = before
+    return _changed(runtime, add_stages_inspection_hook=hook)
 
 
-@contextlib.contextmanager
-def _through_method() -> Iterator[None]:
+def _through_method() -> contextlib.AbstractContextManager[None]:
     before = CUDABackend.add_stages
 
     def add_stages(self: Any, stages: Any, options: Any, *rest: Any) -> None:
         before(self, stages, options, *rest)
         _replace(self, stages, options, self.target.arch)
 
-    CUDABackend.add_stages = add_stages
-    try:
-        yield
-    finally:
-        CUDABackend.add_stages = before
+    return _changed(CUDABackend, add_stages=add_stages)
 
 
 def _replace(backend: Any, stages: dict[str, Any], options: Any, capability: int) -> None:

@@ -14,19 +14,8 @@ LN2 = tl.constexpr(0.6931471805599453)
 # Arguments that a kernel is not compiled anew for when they become 1 or a multiple of 16: they change from
 # call to call, and no address has them as a factor.
 PLAIN = (
-    *(
-        "rows_q",
-        "rows_kv",
-        "batch",
-        "heads",
-        "groups",
-        "group",
-        "pages",
-        "tiles",
-        "tiles_kv",
-        "splits",
-        "longest_q",
-    ),
+    *("rows_q", "rows_kv", "batch", "heads", "groups", "group", "pages"),
+    *("tiles", "tiles_kv", "splits", "longest_q"),
     *("shares", "programs_h", "bias_rows", "bias_cols"),
     *("q_offset", "kv_offset", "window_left", "window_right", "threshold"),
 )

@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from attnsel.base.records import PRINTED_BY, VERSIONS
+from attnsel.base.records import versions
+from attnsel.base.rows import read_rows
 from attnsel.environment import Device, Environment
 from attnsel.params import AttentionParams, Fp8Meta, Tensors, TensorSpec
 from attnsel.policy import Policy
@@ -18,6 +19,8 @@ from attnsel.settings import Settings
 from sitegen import docstring
 from sitegen.model import File
 from sitegen.tables import table
+
+_PRINTED_BY = {row["name"]: row["by"] for row in read_rows("attnsel.base", "shapes")}
 
 FOLDER = Path(__file__).resolve().parents[1] / "schemas"
 PATH = "reference/schemas.md"
@@ -38,19 +41,19 @@ _MODELS: tuple[type[BaseModel], ...] = (
 def files() -> Iterator[File]:
     """The page of all shapes, then one for each at its present version."""
     rows = [
-        (f"[`{name}`](schemas/{name}.md)", docstring.inline(PRINTED_BY[name]), documents(name, "../schemas"))
-        for name in VERSIONS
+        (f"[`{name}`](schemas/{name}.md)", docstring.inline(_PRINTED_BY[name]), documents(name, "../schemas"))
+        for name in versions()
     ]
     top = f"{_TOP}\n{table(('name', 'printed by', 'documents'), rows)}\n"
     yield File(PATH, top, title="JSON")
-    for name, version in VERSIONS.items():
+    for name, version in versions().items():
         yield File(f"reference/schemas/{name}.md", page(name, version), title=name)
 
 
 def documents(name: str, folder: str) -> str:
     """Links to every version of a schema, the present one first."""
     return ", ".join(
-        f"[{version}]({folder}/{name}-{version}.json)" for version in range(VERSIONS[name], 0, -1)
+        f"[{version}]({folder}/{name}-{version}.json)" for version in range(versions()[name], 0, -1)
     )
 
 
@@ -60,7 +63,7 @@ def page(name: str, version: int) -> str:
     shared: dict[str, Any] = document.get("$defs", {})
     parts = [
         f"# `{name}`, version {version}",
-        f"{docstring.inline(PRINTED_BY[name])}. [All shapes](../schemas.md).",
+        f"{docstring.inline(_PRINTED_BY[name])}. [All shapes](../schemas.md).",
         f"Documents: {documents(name, '../../schemas')}.",
         keys(name, document),
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from attnsel.rules import load_all
-from attnsel.rules.codes import RANGES
+from attnsel.rules.codes import all_ranges
 
 _COMMENT = re.compile(r"<!-- free code: (\w+) in (\S+) -->")
 
@@ -21,7 +21,7 @@ def with_free_code(text: str) -> str:
         return text
     written, file = found.groups()
     load_all()
-    (place,) = [one for one in RANGES if one.has(written)]
+    (place,) = [one for one in all_ranges() if one.has(written)]
     if place.file != file:
         raise LookupError(f"{written} is of {place.file}, not of {file}")
     free = place.next_free()

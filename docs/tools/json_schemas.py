@@ -30,7 +30,7 @@ import conformance_flash
 import rank_files
 from agreement import RuleMismatch, Tally
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select, settings
-from attnsel.base.records import VERSIONS, stamped
+from attnsel.base.records import stamped, versions
 from attnsel.cli import doctor as doctor_module
 from attnsel.cli import main
 from attnsel.cli.explain_more import Comparison, LibraryAnswer, NotAsked, by_rules
@@ -134,7 +134,7 @@ def printed(line: str) -> Any:
 
 def samples() -> dict[str, list[Any]]:
     """Objects of every kind, as they come out."""
-    found: dict[str, list[Any]] = {name: [] for name in VERSIONS}
+    found: dict[str, list[Any]] = {name: [] for name in versions()}
     for name, lines in LINES.items():
         for answer in filter(None, map(printed, lines)):
             found[name] += answer if isinstance(answer, list) else [answer]
@@ -458,19 +458,19 @@ def _plain(part: Any) -> Any:
 
 def document(name: str, values: list[Any]) -> dict[str, Any]:
     made = shape(values)
-    made["properties"]["schema"] = {"const": f"attnsel.{name}/{VERSIONS[name]}"}
+    made["properties"]["schema"] = {"const": f"attnsel.{name}/{versions()[name]}"}
     text = json.dumps(made)
     definitions = {}
     for key, model in _MODELS.items():
         if f'"#/$defs/{key}"' in text:
             definitions[key] = _of_model(model)
             definitions |= definitions[key].pop("$defs", {})
-    told = {"$schema": DIALECT, "title": f"attnsel.{name}/{VERSIONS[name]}", **made}
+    told = {"$schema": DIALECT, "title": f"attnsel.{name}/{versions()[name]}", **made}
     return {**told, "$defs": definitions} if definitions else told
 
 
 def path_of(name: str) -> Path:
-    return FOLDER / f"{name}-{VERSIONS[name]}.json"
+    return FOLDER / f"{name}-{versions()[name]}.json"
 
 
 if __name__ == "__main__":

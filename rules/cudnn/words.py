@@ -16,33 +16,17 @@ from attnsel.base.rows import read_rows
 from attnsel.params import AttentionParams
 from attnsel.params.options import EXCHANGES
 
-# The first that matches counts: the narrower sentence stands before the wider one.
-WORDS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
-    (re.compile(pattern), codes)
-    for pattern, codes in (
-        (r"hidden_dim .*when d_qk != d_v|d_v should be equal to 128 if d_qk is 192", ("CUDNN237",)),
-        (r"hidden_dim should be less than or equal to", ("CUDNN235", "CUDNN233")),
-        (r"hidden_dim should be multiple of 8", ("CUDNN005", "CUDNN006")),
-        (r"stride for the last dimension", ("CUDNN007",)),
-        (r"Bottom right causal mask does not support max_s_q > max_s_kv", ("CUDNN010",)),
-        (r"Bottom right causal mask is only supported with is_bias=False", ("CUDNN011", "CUDNN012")),
-        (r"Sliding window attention is only supported with max_s_q <= max_s_kv", ("CUDNN014",)),
-        (r"alibi mask is used, diagonal_band_right_bound needs to be", ("CUDNN021",)),
-        (r"not supported with sink_token", ("CUDNN140",)),
-        (r"Paged caches can only be used in combination with padding mask", ("CUDNN171",)),
-        (r"block size needs to be non-zero and a power of 2", ("CUDNN172",)),
-        (r"With dropout, this engine only supports fprop inference", ("CUDNN243",)),
-        (r"s_q = s_kv = 1 is not supported", ("CUDNN250",)),
-        (r"Deterministic algorithm is not supported for bprop thd", ("CUDNN264",)),
-        (r"Deterministic algorithm is not supported on blackwell", ("CUDNN261", "CUDNN262")),
-        (r"dbias with ragged is not supported", ("CUDNN274",)),
-    )
-)
+
+@lru_cache(maxsize=1)
+def sentences() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Patterns, and the codes of the rules that stand for them: the rows of ``data/sentences.csv``."""
+    rows = read_rows("attnsel.rules.cudnn", "sentences")
+    return tuple((row["pattern"], tuple(row["codes"].split())) for row in rows)
 
 
 def rules_that_say(message: str) -> tuple[str, ...]:
     """Codes of the rules that stand for a sentence in ``message``; none where nobody has met it."""
-    return next((codes for pattern, codes in WORDS if pattern.search(message)), ())
+    return next((codes for pattern, codes in sentences() if re.search(pattern, message)), ())
 
 
 class Asked(NamedTuple):

@@ -18,7 +18,7 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, Registry, find_rule, load_all, rule
 from attnsel.rules.api import removed
-from attnsel.rules.codes import RANGES, range_of, ranges_of, split
+from attnsel.rules.codes import all_ranges, range_of, split
 from attnsel.verdicts.requirements import AtMost
 from tables import each
 
@@ -39,11 +39,11 @@ def test_every_rule_lies_in_a_range_of_its_own_file():
         assert of_a_record or range_of(page) is not None, "attnsel rules --ranges says where"
 
 
-@each("codes", RANGES)
+@each("codes", all_ranges())
 def test_a_range_is_of_a_file_and_its_next_code_is_free(codes):
     assert (ROOT / codes.file).is_file()
     assert 0 < codes.first <= codes.last <= 999
-    for other in RANGES:
+    for other in all_ranges():
         apart = other.prefix != codes.prefix or other.last < codes.first or codes.last < other.first
         assert other is codes or apart
     code = codes.next_free()
@@ -53,21 +53,13 @@ def test_a_range_is_of_a_file_and_its_next_code_is_free(codes):
 
 
 def test_the_next_code_is_not_one_that_was_removed_and_a_range_can_be_full(monkeypatch):
-    (codes,) = ranges_of("rules/tiled.py")
+    (codes,) = (codes for codes in all_ranges() if codes.file == "rules/tiled.py")
     before = codes.next_free()
     monkeypatch.setitem(REGISTRY.removed, before, None)
     after = codes.next_free()
     assert split(after)[1] == split(before)[1] + 1
     monkeypatch.setitem(REGISTRY.removed, f"{codes.prefix}{codes.last:03}", None)
     assert codes.next_free() is None
-
-
-def test_ranges_are_asked_for_by_family_or_by_file():
-    assert ranges_of("bug") == tuple(codes for codes in RANGES if codes.prefix == "BUG")
-    assert ranges_of("cudnn/fp8.py") == ranges_of("rules/cudnn/fp8.py")
-    assert {codes.file for codes in ranges_of("fp8.py")} == {"rules/cudnn/fp8.py"}
-    with pytest.raises(KeyError, match=r"no range for 'XYZ'.*CUDNN"):
-        ranges_of("XYZ")
 
 
 # A rule's life. BUG9xx: nobody will take these.
@@ -172,7 +164,7 @@ def test_no_rule_takes_a_code_that_was_removed(registered):
 
 @each("gone", REGISTRY.removed.values())
 def test_every_removed_code_says_why_and_what_to_read_instead(gone, capsys):
-    assert any(codes.has(gone.code) for codes in RANGES)
+    assert any(codes.has(gone.code) for codes in all_ranges())
     assert gone.code not in REGISTRY.pages
     assert gone.why.endswith(".")
     assert not gone.replaced_by or gone.replaced_by in REGISTRY.pages

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from attnsel.base.records import VERSIONS
+from attnsel.base.records import versions
 from attnsel.diagnose.logs import reader
 from attnsel.environment import COMPONENTS
 from attnsel.errors import InvalidInput, short
@@ -192,7 +192,7 @@ def _of_json(text: str) -> RankLine | None:
         return None
     kind, version = schema[1], int(schema[2])
     readers = {"debug": _of_debug, "watch-process": _of_process, "watch-site": _of_site}
-    if kind not in readers or not 1 <= version <= VERSIONS[kind]:
+    if kind not in readers or not 1 <= version <= versions()[kind]:
         raise UnreadLine(f"a line of {schema[0]}, which this version of attnsel does not read")
     return readers[kind](data)._replace(begins=kind == "watch-process")
 

@@ -68,7 +68,7 @@ class Store:
     def _restart(self, trouble: Exception) -> None:
         assert self._path is not None
         aside = self._path.with_suffix(f".unreadable-{os.getpid()}")
-        self._close()
+        self.close()
         try:
             os.replace(self._path, aside)
             self._open = self._begin(self._path)
@@ -78,11 +78,11 @@ class Store:
             self.notes.append(f"{self._path} could not be read ({trouble}); it was put aside and begun anew")
 
     def _forget(self, trouble: Exception) -> None:
-        self._close()
+        self.close()
         reason = getattr(trouble, "strerror", None) or trouble
         self.notes.append(f"answers are not remembered: {self._path}: {reason}")
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._open is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._open.close()
@@ -114,9 +114,6 @@ class Store:
             self._forget(error)
         except sqlite3.DatabaseError as error:
             self._restart(error)
-
-    def close(self) -> None:
-        self._close()
 
 
 def key_of(*parts: Any) -> str:

@@ -67,10 +67,6 @@ def _frontend(library: ctypes.CDLL) -> Any:
     return cudnn
 
 
-def _version_of(cudnn: Any) -> tuple[int, ...]:
-    return tuple(int(part) for part in cudnn.__version__.split(".")[:2])
-
-
 class Judge:
     """Answers with libcudnn, or, for versions that cannot be asked, with the frontend's own checks."""
 
@@ -86,7 +82,7 @@ class Judge:
             path, note = libraries.stand_in("libcudnn.c", libraries.LIBCUDNN, self.cache)
             self.notes += [note] if note else []
             self.cudnn = _frontend(ctypes.CDLL(path))
-            if _version_of(self.cudnn) >= _LAST_WITH_RULES:
+            if Version.parse(self.cudnn.__version__) >= _LAST_WITH_RULES:
                 raise Missing(
                     "frontend",
                     f"cuDNN {self.pretended} cannot be asked about a described GPU (9.8.0 is the first), and "

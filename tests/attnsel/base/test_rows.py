@@ -12,16 +12,14 @@ from paths import ROOT
 from tables import each
 
 FILES = sorted(path for room in ("attnsel", "rules", "backends") for path in ROOT.glob(f"{room}/**/*.csv"))
-OURS = {"features", "asked", "meant"}  # questions, and what we asked ourselves: these have no source
+# Of us, or what we asked ourselves: these have no source.
+OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "shapes", "sentences"}
 # Columns.
 LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"}  # part, what it does, texts
 KEY = LOGS | {
-    "torch_builds": 2,
+    **dict.fromkeys(("torch_builds", "pypi", "framework_fixes", "features", "meant", "ranges", "said"), 2),
     "flash_attn_wheels": 3,
-    "pypi": 2,
-    "framework_fixes": 2,
-    "features": 2,
-    "meant": 2,
+    "tiles": 5,
 }
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",
@@ -30,11 +28,12 @@ FORMS = {
     r"3\.\d+-3\.\d+": "pythons",
     r"\d+( \d+)*\+?|\D.*|": "code",  # architectures; of a fix, lines of Python
     "data center|workstation|GeForce|Jetson|mining": "kind",
-    "(yes)?": "familiar pypi old_abi near",
+    "(yes)?": "familiar pypi old_abi near always_right ahead",
     "(training|inference)?": "mode",
     "|".join(get_args(Kind)): "does",
     r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes params environment supposed",
-    r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue",
+    r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
+    "replaced_by write why",
     ".*": "quick",  # it stands so in a log, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }

@@ -20,7 +20,7 @@ from attnsel import (
     select,
 )
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.suggestions import _SAID, other_names
+from attnsel.base.suggestions import other_names, said
 from attnsel.settings import Settings
 
 Q = torch.zeros(1, 4, 2, 8)
@@ -105,7 +105,7 @@ def test_every_meaning_is_of_something_that_exists() -> None:
     names |= {"gpu", *AttentionParams.model_fields, *Environment.model_fields}
     names |= {*Policy.model_fields, *Settings.model_fields}
     assert set(other_names("field")) | set(other_names("argument")) <= names
-    assert {said.argument for group in _SAID.values() for said in group} <= names
+    assert {row.argument for row in said()} <= names
     assert set(other_names("candidate")) <= set(CANDIDATES)
     # A name is never explained by another that is right as well.
     for name, words in other_names("candidate").items():

@@ -148,7 +148,6 @@ def test_clear_cache_empties_what_remembers(seen: dict[str, Any]) -> None:
 FILLED_LATER = {
     "attnsel.base.processes._every": "holds locks weakly, which modules and caches hold",
     "attnsel.context_parallel.group._CALLS": "holds process groups weakly, which others hold",
-    "attnsel.backends.registry._complete": "a function that loads plug-ins registers itself once",
     "attnsel.debug._announced": "emptied at _MOST_REMEMBERED",
     "attnsel.settings._warned": "an entry for each variable of the environment",
     "attnsel.runtime.leave_replay._left": "full at MOST_FILES",

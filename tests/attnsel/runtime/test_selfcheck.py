@@ -304,11 +304,11 @@ def test_the_setting_says_who_is_checked(kernel: Kernel, monkeypatch: pytest.Mon
 
 
 def test_during_a_capture_it_waits(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "_capturing", lambda q: True)
+    monkeypatch.setattr(selfcheck, "capturing", lambda device: True)
     with pytest.warns(SelfCheckWarning, match="CUDA graph is being captured"):
         call(qkv(grad=False))
     assert kernel.forwards == 1
-    monkeypatch.setattr(selfcheck, "_capturing", lambda q: False)
+    monkeypatch.setattr(selfcheck, "capturing", lambda device: False)
     call(qkv(grad=False))
     assert kernel.forwards == 3
 

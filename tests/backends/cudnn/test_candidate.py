@@ -21,7 +21,7 @@ from attnsel.backends.cudnn.plans import PLANS
 from attnsel.debug import FallbackWarning, SlowPathWarning
 from attnsel.decision import select
 from attnsel.rules import REGISTRY
-from attnsel.rules.cudnn.words import WORDS
+from attnsel.rules.cudnn.words import sentences
 from attnsel.runtime import dispatch
 from attnsel.runtime.refusals import likely_rules
 from tables import each
@@ -113,7 +113,7 @@ def test_a_plan_that_does_not_build_is_a_reason_one_warning_and_the_next_candida
 
 
 def test_words_of_the_library_lead_to_its_rule_or_to_those_of_near_versions() -> None:
-    assert {code for _, codes in WORDS for code in codes} <= REGISTRY.rules.keys()
+    assert {code for _, codes in sentences() for code in codes} <= REGISTRY.rules.keys()
     said = "Sliding window attention is only supported with max_s_q <= max_s_kv."
     assert likely_rules("cudnn", said, AttentionParams(), H100) == ("CUDNN014",)
     p = AttentionParams(head_dim_qk=192, head_dim_v=128, is_training=True)

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.sdpa import ops
-from attnsel.backends.sdpa.guards import check, check_call, violations
+from attnsel.backends.sdpa.guards import check_call, violations
 from attnsel.backends.sdpa.ops import resolve
 from attnsel.backends.sdpa.run import bind
 from tables import each
@@ -72,9 +72,10 @@ def test_all_broken_guards_are_named_with_kernel_and_argument() -> None:
     inputs = BASE._replace(q=normal(2, 4, 6, 16, dtype=torch.float16)[..., ::2])
     with pytest.raises(ValueError, match=r"sdpa\.flash on cpu: last_stride: q\..*dropout: dropout_p"):
         check_call(resolve("sdpa.flash", "cpu"), Spec(dropout_p=0.1), inputs)
-    check("sdpa.math", *BASE[:3], torch.zeros(6, 8, dtype=torch.bool), 0.5, bias=BIAS, softmax_scale=0.1)
+    masked = BASE._replace(attn_mask=torch.zeros(6, 8, dtype=torch.bool), bias=BIAS)
+    check_call(ops.MATH, Spec(softmax_scale=0.1, dropout_p=0.5), masked)
     with pytest.raises(ValueError, match="attn_mask must be bool"):
-        check("sdpa.math", *BASE[:3], BIAS)
+        check_call(ops.MATH, Spec(), BASE._replace(attn_mask=BIAS))
 
 
 def test_fake_tensors_are_checked_by_their_offset() -> None:
