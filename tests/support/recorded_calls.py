@@ -365,6 +365,7 @@ def definitions(module: types.ModuleType) -> Iterator[str]:
 
 def now(name: str) -> Iterator[str]:
     """The lines that the record of that name would have now."""
+    importlib.import_module("torch.nn.attention.bias")  # loads Dynamo: not while tests are collected
     if name == "definitions":
         for module in modules():
             yield from (f"{module.__name__}: {line}" for line in definitions(module))
