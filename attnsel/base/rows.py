@@ -7,16 +7,16 @@ is from, and the day somebody read it there (2026-11-23).
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
-from importlib.util import find_spec
 from typing import Any
 
 
 def read_rows(package: str, name: str) -> list[dict[str, str]]:
     """The rows of ``data/NAME.csv`` in a package, by column; a cell with nothing in it is ""."""
-    spec = find_spec(package)  # which loads no package: rows are read before anything is
-    loader: Any = getattr(spec, "loader", None)
-    assert spec is not None, f"{package} is not read from files"
-    assert spec.origin is not None, f"{package} is not read from files"
+    spec = importlib.util.find_spec(package)  # which loads no package: rows are read before anything is
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(f"{package} is not read from files")
+    loader: Any = spec.loader
     content = loader.get_data(os.path.join(os.path.dirname(spec.origin), "data", f"{name}.csv"))
     return list(csv.DictReader(line for line in content.decode().splitlines() if line[:1] not in ("", "#")))

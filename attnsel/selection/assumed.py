@@ -223,7 +223,8 @@ def _alike(env: Environment, component: str) -> tuple[tuple[Environment, ...], .
     moved = _moved(component, env)
     every = [(n, edge) for n in moved for edge in {e for name in CANDIDATES for e in edges(name, n)}]
     for other in reversed(alternatives(env, component)):
-        above = [getattr(other, n) >= edge for n, edge in every]
+        # What is assumed to be missing is neither above an edge nor below it.
+        above = [None if getattr(other, n) is None else getattr(other, n) >= edge for n, edge in every]
         opened = tuple(above) if component == "torch" else rule_index().applying(other)
         groups.setdefault(opened, []).append(other)
     return tuple(map(tuple, groups.values()))

@@ -123,3 +123,10 @@ def test_the_vote_is_that_of_all_about_rules_that_read_a_version() -> None:
                 for cudnn in (there.cudnn, "9.1.0", "9.8.0", "9.19.0"):
                     env = Environment.describe(gpu, cudnn=cudnn)
                     assert resolve_assumed(p, env, NONE_WAIVED) == voted_over_everything(p, env, NONE_WAIVED)
+
+
+def test_what_is_assumed_may_be_missing() -> None:
+    """As in the JSON of a machine without Triton, all of which was assumed."""
+    env = Environment.describe("H100", torch="2.14.1", triton=None)
+    env = env.replace(assumed=frozenset({"torch", "cuda", "cudnn", "triton"}))
+    assert select(AttentionParams(), env).backend == "cudnn"
