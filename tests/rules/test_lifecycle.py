@@ -45,7 +45,7 @@ def test_a_range_is_of_a_file_and_its_next_code_is_free(codes):
     assert 0 < codes.first <= codes.last <= 999
     for other in all_ranges():
         apart = other.prefix != codes.prefix or other.last < codes.first or codes.last < other.first
-        assert other is codes or apart
+        assert other == codes or apart
     code = codes.next_free()
     assert code is None or codes.has(code)
     assert code not in REGISTRY.pages

@@ -219,10 +219,10 @@ def test_nothing_hides_a_wrong_backward(
 ) -> None:
     stand_in(spoilt("v", -1.0))
     if "capture" in kind:
-        monkeypatch.setattr(selfcheck, "_capturing", lambda q: True)
+        monkeypatch.setattr(selfcheck, "capturing", lambda q: True)
         with pytest.warns(SelfCheckWarning, match="CUDA graph is being captured"):
             gradients(True)
-        monkeypatch.setattr(selfcheck, "_capturing", lambda q: False)
+        monkeypatch.setattr(selfcheck, "capturing", lambda q: False)
     tensors = [torch.zeros(33, 2, 16).half() for _ in range(4)] if "zeros" in kind else None
     with torch.inference_mode("inference" in kind), pytest.warns(FallbackWarning, match="dv is off by"):
         gradients(True, tensors)
