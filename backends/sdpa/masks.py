@@ -156,27 +156,28 @@ def _additive(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs) -> Ten
         assert plan.shape is not None
         zeros = torch.zeros(plan.shape, dtype=dtype, device=inputs.q.device)
         return zeros.masked_fill_(hidden, -torch.inf)
-    score = score.to(dtype)
+    if score.dtype != dtype:
+        score = score.to(dtype)
     if hidden is not None:
         score = torch.where(hidden, -torch.inf, score)
-    return score.expand(*score.shape[:3], inputs.k.shape[2])
+    keys = inputs.k.shape[2]
+    return score if score.shape[3] == keys else score.expand(*score.shape[:3], keys)
 
 
 def _hidden(plan: MaskPlan, inputs: Inputs) -> Tensor | None:
     """Bool, broadcastable to [b, h, s_q, s_kv], True where a query must not see a key; None: sees all."""
-    parts = []
-    if inputs.attn_mask is not None:
-        parts.append(four_dims(inputs.attn_mask))
-    columns = torch.arange(inputs.k.shape[2], device=inputs.q.device)
-    if plan.kv_lengths:
-        assert inputs.seqlens_kv is not None
-        parts.append(columns >= inputs.seqlens_kv.view(-1, 1, 1, 1))
-    if plan.lo is not None or plan.hi is not None:
-        rows = torch.arange(inputs.q.shape[2], device=inputs.q.device).view(-1, 1) + _shift(plan, inputs)
-        if plan.hi is not None:
-            parts.append(columns > rows + plan.hi)
-        if plan.lo is not None:
-            parts.append(columns < rows + plan.lo)
+    parts = [] if inputs.attn_mask is None else [four_dims(inputs.attn_mask)]
+    bounded = plan.lo is not None or plan.hi is not None
+    if plan.kv_lengths or bounded:
+        columns = torch.arange(inputs.k.shape[2], device=inputs.q.device)
+        if inputs.seqlens_kv is not None and plan.kv_lengths:
+            parts.append(columns >= inputs.seqlens_kv.view(-1, 1, 1, 1))
+        if bounded:
+            rows = torch.arange(inputs.q.shape[2], device=inputs.q.device).view(-1, 1) + _shift(plan, inputs)
+            if plan.hi is not None:
+                parts.append(columns > rows + plan.hi)
+            if plan.lo is not None:
+                parts.append(columns < rows + plan.lo)
     if not parts:
         return None
     hidden = parts[0]
