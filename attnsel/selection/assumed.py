@@ -7,6 +7,7 @@ most of the others share is taken; where some would change a verdict, the report
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, reduce
@@ -14,14 +15,14 @@ from operator import and_, or_
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
+from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.environment import Environment
 from attnsel.environment.releases import FRONTENDS, default_build, fitting_build, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, Rule
 from attnsel.selection.evaluate import FoldedRules, Kind, Waivers, kind_of, split, waived_codes
-from attnsel.selection.rule_index import names_in, names_read, rule_index
+from attnsel.selection.rule_index import Bits, names_in, names_read, rule_index
 from attnsel.verdicts.reasons import Candidate, Page, Unknown, Violation
 
 _COMPANIONS = ("torch", "cuda", "cudnn", "triton")
@@ -171,12 +172,13 @@ def _voices(kind: Kind, component: str) -> tuple[_Voice, ...]:
     groups = _alike(env, component)
     if len(groups) < 2:
         return ()
-    waived = waived_codes(kind.waivers)
-    rules = [rule for rule in _contested(env, component) if rule.code not in waived and rule.concerns(q)]
+    index = rule_index()
+    asked = _contested(env, component) & ~index.coded(waived_codes(kind.waivers))
+    asked &= index.concerned(q.fp8_attention, q.context_parallel, q.is_training)
     voices = []
     for alike in groups:
         there = env if env in alike else alike[0]
-        said, left = split(tuple([rule for rule in rules if rule.applies(there)]), q, there)
+        said, left = split(index.rules_of(asked & index.applying(there)), q, there)
         voices.append(_Voice(there, len(alike), _refusals(said), left))
     if not any(voice.left.rules for voice in voices) and len({voice.said for voice in voices}) == 1:
         return ()
@@ -184,20 +186,18 @@ def _voices(kind: Kind, component: str) -> tuple[_Voice, ...]:
 
 
 @lru_cache(maxsize=512)
-def _contested(env: Environment, component: str) -> tuple[Rule, ...]:
-    """The rules that can say something else in another of the likely environments."""
-    index, moved = rule_index(), frozenset(_moved(component, env))
-    there = [env if env in alike else alike[0] for alike in _alike(env, component)]
-    opened = [index.applying(other) for other in there]
+def _contested(env: Environment, component: str) -> Bits:
+    """The rules that can say something else in another of the likely environments: not all of them open it,
+    or its body reads a version that moves."""
+    index, moved = rule_index(), _moved(component, env)
+    opened = [index.applying(env if env in alike else alike[0]) for alike in _alike(env, component)]
     anywhere, everywhere = reduce(or_, opened), reduce(and_, opened)
-    return tuple(
-        [
-            rule
-            for place, rule in index.placed(anywhere)
-            if not everywhere >> place & 1
-            or not (moved.isdisjoint(names_read(rule.body)) or moved.isdisjoint(_named(rule.body)))
-        ]
-    )
+    names = frozenset(moved)
+
+    def reads(rule: Rule) -> bool:
+        return not (names.isdisjoint(names_read(rule.body)) or names.isdisjoint(_named(rule.body)))
+
+    return anywhere & ~everywhere | index.passing(everywhere, moved, reads)
 
 
 @lru_cache(maxsize=1024)
@@ -220,14 +220,19 @@ def _alike(env: Environment, component: str) -> tuple[tuple[Environment, ...], .
     """The alternatives by what rules make of their versions, the newest first: one answers for all of a
     group."""
     groups: dict[Any, list[Environment]] = {}
-    moved = _moved(component, env)
-    every = [(n, edge) for n in moved for edge in {e for name in CANDIDATES for e in edges(name, n)}]
+    every = [(n, _every_edge(n)) for n in _moved(component, env)]
     for other in reversed(alternatives(env, component)):
         # What is assumed to be missing is neither above an edge nor below it.
-        above = [None if getattr(other, n) is None else getattr(other, n) >= edge for n, edge in every]
-        opened = tuple(above) if component == "torch" else rule_index().applying(other)
+        place = [(here := getattr(other, n)) and bisect_right(edges, here) for n, edges in every]
+        opened = tuple(place) if component == "torch" else rule_index().applying(other)
         groups.setdefault(opened, []).append(other)
     return tuple(map(tuple, groups.values()))
+
+
+@lru_cache(maxsize=8)
+def _every_edge(component: str) -> tuple[Version, ...]:
+    """Versions of a component at which some rule changes its mind, lowest first."""
+    return tuple(sorted({edge for rule in REGISTRY.rules.values() for edge in rule.edges(component)}))
 
 
 @lru_cache(maxsize=4096)

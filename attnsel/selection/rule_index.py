@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
@@ -38,7 +38,7 @@ class RuleIndex:
         self.concerned = lru_cache(maxsize=16)(self._find_concerned)
         self.about = lru_cache(maxsize=256)(self._find_about)
         self.coded = lru_cache(maxsize=64)(self._find_coded)
-        self.reading = lru_cache(maxsize=2048)(self._find_reading)
+        self._tested: dict[Any, tuple[Bits, Bits]] = {}
         self.rules_of = lru_cache(maxsize=2048)(self._find_rules_of)
 
     def placed(self, chosen: Bits) -> Iterator[tuple[int, Rule]]:
@@ -78,10 +78,18 @@ class RuleIndex:
     def _find_coded(self, codes: frozenset[str]) -> Bits:
         return self._where(lambda rule: rule.code in codes)
 
-    def _find_reading(self, fields: frozenset[str], chosen: Bits) -> Bits:
+    def reading(self, fields: frozenset[str], chosen: Bits) -> Bits:
         """Those of a set that read one of these fields: only they may say something else when it changes."""
-        reading = (place for place, rule in self.placed(chosen) if not fields.isdisjoint(fields_of(rule)))
-        return sum(1 << place for place in reading)
+        return self.passing(chosen, fields, lambda rule: not fields.isdisjoint(fields_of(rule)))
+
+    def passing(self, chosen: Bits, key: Hashable, test: Callable[[Rule], bool]) -> Bits:
+        """Those of a set that pass a test, which ``key`` stands for: each rule is tested once."""
+        tested, passed = self._tested.get(key, (0, 0))
+        if chosen & ~tested:
+            for place, rule in self.placed(chosen & ~tested):
+                passed |= test(rule) << place
+            self._tested[key] = tested | chosen, passed
+        return passed & chosen
 
     def _where(self, test: Callable[[Rule], bool]) -> Bits:
         return sum(1 << place for place, rule in enumerate(self.rules) if test(rule))
