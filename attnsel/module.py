@@ -112,7 +112,6 @@ class DotProductAttention(nn.Module):
         self.num_attention_heads = num_attention_heads // tp_size
         self.num_gqa_groups = groups // tp_size
         self.head_dim_qk, self.head_dim_v = channels
-        self.attention_dropout = attention_dropout
         self.attention_type = attention_type
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
         self.tp_group = tp_group
@@ -140,12 +139,22 @@ class DotProductAttention(nn.Module):
             "label": name or ("" if layer_number is None else f"layer {layer_number}"),
         }
         _check_names(self._static)
-        self._configs = _both_modes(self._static, attention_dropout)
+        self.attention_dropout = attention_dropout
         self._learnable = softmax_type == "learnable"  # reading a parameter costs more than this flag
         if self._learnable:
             self.softmax_offset = nn.Parameter(torch.zeros(1, self.num_attention_heads, 1, 1))
         else:
             self.register_parameter("softmax_offset", None)
+
+    @property
+    def attention_dropout(self) -> float:
+        """In training mode; what is set holds from the next call on."""
+        return self._configs[True].attention_dropout
+
+    @attention_dropout.setter
+    def attention_dropout(self, attention_dropout: float) -> None:
+        _check_dropout(attention_dropout)
+        self._configs = _both_modes(self._static, attention_dropout)
 
     def set_context_parallel_group(
         self, cp_group: Any, cp_global_ranks: Any = None, cp_stream: Any = None, cp_comm_type: str = "p2p"
@@ -427,6 +436,11 @@ def _check_choices(qkv_format: str, attention_type: str, softmax_type: str, atte
         raise InvalidInput("attention_type", attention_type, "must be self or cross")
     if text("softmax_type", softmax_type) not in ("vanilla", "off-by-one", "learnable"):
         raise InvalidInput("softmax_type", softmax_type, "must be one of vanilla, off-by-one, learnable")
+    _check_dropout(attention_dropout)
+
+
+def _check_dropout(attention_dropout: float) -> None:
+    """Raises InvalidInput."""
     if not 0.0 <= number("attention_dropout", attention_dropout) < 1.0:
         raise InvalidInput("attention_dropout", attention_dropout, "must be at least 0 and below 1")
 

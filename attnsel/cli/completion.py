@@ -37,7 +37,7 @@ GPUS = "@GPUS@"
 
 
 def _with_gpus(script: str) -> str:
-    names = [row["name"].replace(" ", "") for row in read_rows("attnsel.environment", "gpus")]
+    names = [row["name"].replace(" ", "") for row in read_rows("attnsel", "gpus", folder="environment/")]
 
     def in_its_quotes(found: re.Match[str]) -> str:
         quote = found[1]
