@@ -132,7 +132,7 @@ def _unasked(
     for reason in reasons:
         if isinstance(reason.rule, Rule):
             yield from values_against(p, reason)
-    if hardware and question.env.device is base.env.device:
+    if hardware and question.env.device == base.env.device:
         for gpu in nearest_gpus(base.env):
             yield {"gpu": gpu.name}
 

@@ -143,6 +143,16 @@ def test_a_full_set_that_is_not_extended_would_have_led_nowhere(monkeypatch):
             assert find_unlocks(selection, _ask, _ask_about) == found
 
 
+def test_what_was_asked_of_an_equal_machine_changes_no_way_out():
+    def machine():
+        return Environment.describe("A100", cudnn="8.9.7")
+
+    assert select(AttentionParams(head_dim_qk=60), machine(), policy=AS_IT_IS).unlocks
+    p = AttentionParams(num_heads=18, num_gqa_groups=18, max_seqlen_q=16536, cp_size=2)
+    (way,) = ways(select(p, machine()), "flash_attn.4")
+    assert dict(way.changes).keys() == {"gpu", "flash_attn_4"}
+
+
 # ---- the order of cost ------------------------------------------------------------------------------
 
 
