@@ -15,6 +15,7 @@ At the end it puts the logits together again (``unshard_sequence``), in the sequ
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from typing import Any
 
@@ -143,6 +144,8 @@ def main() -> None:
         loss = F.cross_entropy(whole.flatten(0, 1), tokens[:, 1:].flatten())
         print(f"logits of the whole sequences {list(whole.shape)}, loss {loss:.4f}")
     if group is not None:
+        del model, optimizer, place  # they hold the group, which must be gone before the interpreter is
+        gc.collect()
         dist.destroy_process_group()
 
 
