@@ -265,7 +265,7 @@ def _mask_call(
 ) -> Callable[..., Tensor]:
     """A call that folds its mask, runs ``raw`` and zeroes the rows that see nothing."""
     padded = bound.seqlens_q is not None or bound.seqlens_kv is not None
-    given = [t is None for t in bound[3:6]] + [t is None for t in bound[7:9]]
+    given = (*[t is None for t in bound[3:6]], *[t is None for t in bound[7:9]])
 
     def call(
         q: Tensor,
@@ -277,7 +277,14 @@ def _mask_call(
         seqlens_q: Tensor | None = None,
         seqlens_kv: Tensor | None = None,
     ) -> Tensor:
-        if [t is None for t in (attn_mask, bias, alibi_slopes, seqlens_q, seqlens_kv)] != given:
+        left_out = (
+            attn_mask is None,
+            bias is None,
+            alibi_slopes is None,
+            seqlens_q is None,
+            seqlens_kv is None,
+        )
+        if left_out != given:
             raise ValueError("other arguments are given than this call was bound with")
         if plan.same_lengths and seqlens_q is not seqlens_kv:
             raise ValueError("this call was bound with one tensor for seqlens_q and seqlens_kv")
