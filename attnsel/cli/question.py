@@ -103,9 +103,8 @@ def _first_device(path: Path, devices: list[Any]) -> Mapping[str, Any]:
 
 def _printed(path: Path, text: str) -> TeConfig | None:
     """The first configuration of TransformerEngine's in a text that is no JSON of ours; None without one."""
-    from attnsel.dispatchers.te.config import (
-        configs,
-    )  # with TransformerEngine's filters, for such a file alone
+    # With TransformerEngine's filters: for such a file alone.
+    from attnsel.dispatchers.te.config import configs
 
     found: list[TeConfig] = []
     for one in configs(text):

@@ -88,6 +88,8 @@ class RuleIndex:
         if chosen & ~tested:
             for place, rule in self.placed(chosen & ~tested):
                 passed |= test(rule) << place
+            if len(self._tested) >= 2048:
+                self._tested = {}
             self._tested[key] = tested | chosen, passed
         return passed & chosen
 

@@ -170,7 +170,8 @@ def _hidden(plan: MaskPlan, inputs: Inputs) -> Tensor | None:
     bounded = plan.lo is not None or plan.hi is not None
     if plan.kv_lengths or bounded:
         columns = torch.arange(inputs.k.shape[2], device=inputs.q.device)
-        if inputs.seqlens_kv is not None and plan.kv_lengths:
+        if plan.kv_lengths:
+            assert inputs.seqlens_kv is not None
             parts.append(columns >= inputs.seqlens_kv.view(-1, 1, 1, 1))
         if bounded:
             rows = torch.arange(inputs.q.shape[2], device=inputs.q.device).view(-1, 1) + _shift(plan, inputs)
