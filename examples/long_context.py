@@ -15,13 +15,13 @@ At the end it puts the logits together again (``unshard_sequence``), in the sequ
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 from typing import Any
 
 try:
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn  # before there is a group: its default arguments would hold that to the end
     from torch import Tensor, nn
     from torch.nn import functional as F
 
@@ -94,22 +94,9 @@ def batch(step: int, length: int) -> Tensor:
     return phrase.repeat(1, 4 + 1)[:, : length + 1]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--length", type=int, default=256, help="rows of a sequence, over all processes")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--comm", default="p2p", choices=("p2p", "all_gather", "a2a"))
-    chosen = parser.parse_args()
-
-    group: Any = None
-    place: Any = (1, 0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if "WORLD_SIZE" in os.environ:  # started by torchrun
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        group = place = dist.group.WORLD
-        if device.type == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(device)
+def train(chosen: argparse.Namespace, group: Any, device: torch.device) -> None:
+    """Train, print the losses and the logits of the whole sequences, and leave nothing that holds a group."""
+    place: Any = (1, 0) if group is None else group
     first = group is None or dist.get_rank() == 0
 
     torch.manual_seed(0)  # the same model in every process
@@ -143,10 +130,25 @@ def main() -> None:
     if first:
         loss = F.cross_entropy(whole.flatten(0, 1), tokens[:, 1:].flatten())
         print(f"logits of the whole sequences {list(whole.shape)}, loss {loss:.4f}")
-    if group is not None:
-        del model, optimizer, place  # they hold the group, which must be gone before the interpreter is
-        gc.collect()
-        dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--length", type=int, default=256, help="rows of a sequence, over all processes")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--comm", default="p2p", choices=("p2p", "all_gather", "a2a"))
+    chosen = parser.parse_args()
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if "WORLD_SIZE" not in os.environ:  # not started by torchrun
+        train(chosen, None, device)
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    train(chosen, dist.group.WORLD, device)
+    dist.destroy_process_group()  # the last to hold the group: its threads must end before the interpreter
 
 
 if __name__ == "__main__":
