@@ -261,8 +261,10 @@ def test_the_doctor_of_a_machine(name, same_machine, capsys, says, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "distributions", distributions)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {})
-    # nvidia-ml-py is there, so that nobody looks for a driver's files.
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: object() if name == "pynvml" else None)
+    # nvidia-ml-py is there, so that nobody looks for a driver's files; attnsel finds its own.
+    own, there = importlib.util.find_spec, {"pynvml": object()}
+    found = lambda name, *_: own(name) if name.startswith("attnsel") else there.get(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", found)
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(RELEASE_OF_DOCTOR, "1.2.3")
     typed = WORDS[name].partition("\n")[0]
