@@ -97,6 +97,7 @@ def rank_key(candidate: Candidate, p: AttentionParams, of: PreferenceInput) -> R
         of.growing,
         copies_padding,
         of.place(candidate.name),
+        candidate.plan_only is not None,
     )
 
 
@@ -229,7 +230,8 @@ class Inquiry:
                 continue
             key = bound
             # What is unproven may be proven, or was executed, for other calls there and not for this one.
-            if candidate.adaptations or candidate.verdict != "eligible" or candidate.unproven:
+            moved = candidate.unproven or candidate.plan_only is not None
+            if moved or candidate.adaptations or candidate.verdict != "eligible":
                 key = key_of(rank_key(candidate, p, of), env.arch, policy)
             if best is None or key < best_key:
                 best, best_key = candidate, key
@@ -392,6 +394,8 @@ def _plan_only(record: CandidateRecord, p: AttentionParams, env: Environment) ->
         return "FP8 attention is planned, not run"
     if p.kv_cache == "contiguous":
         return "contiguous KV caches are planned, not run"
+    if env.device.type in record.planned_on:
+        return f"{record.name} is planned on {env.device.type}, not run"
     return None
 
 

@@ -8,7 +8,7 @@ none.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -63,6 +63,9 @@ class CandidateRecord:
         top_left and bottom_right (the diagonal's anchor, where lengths differ), padding, mask, thd, gaps,
         paged, gqa, head_dim_v, bias, bias_grad, alibi, softcap, sinks, dropout, deterministic, lse,
         max_logit, strides, cuda_graph, empty, fp8, offsets (Spec.q_offset and kv_offset), head_offset.
+    not_called: what its package has of the features that it does not list, by the feature's text, and where
+        that is written: attnsel makes no such call.
+    planned_on: device types where it is judged and not run, as attnsel's calls were never made there.
     rules: what narrows that down: a Registry with rules about ``name`` alone, or modules that register some.
     limits: "takes"; the code of the rule that ``takes`` makes, where a family has several candidates; or
         "rules" where own rules refuse, in better words, whatever ``takes`` does not list.
@@ -105,6 +108,8 @@ class CandidateRecord:
     family: str
     kernel: str
     takes: Collection[str]
+    not_called: Mapping[str, str] = field(default_factory=dict)
+    planned_on: Collection[str] = ()
     rules: Any = ()
     limits: str = "takes"
     needs: tuple[str, ...] = ("torch",)
