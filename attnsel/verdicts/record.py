@@ -83,6 +83,8 @@ class CandidateRecord:
     refusals: exceptions of its library that say no to one call, as "module:name"; ValueError, RuntimeError
         and NotImplementedError always do.
     library: the library whose kernels run ("cudnn"), where several candidates share one, with its bugs.
+    beyond: a component, the release from which its library has kernels for calls that rules refuse, and the
+        "module:function" that says why such a call is planned only.
     explain_refusal: "module:function" that turns what the library says into codes of rules.
     proven: where committed results (or tests of its maker's) show it right: "sm90", "cpu" for every call, or
         ``Proven("sm90", features, head_dim)`` for some. The first of other calls is compared with ``tiled``.
@@ -120,6 +122,7 @@ class CandidateRecord:
     explicit_backward: bool = True
     refusals: tuple[str, ...] = ()
     library: str = ""
+    beyond: tuple[str, Version, str] | None = None
     explain_refusal: str = ""
     proven: Collection[str | Proven] = ()
     executed: Executed | None = None
@@ -164,6 +167,14 @@ class CandidateRecord:
         """``place`` as a name and -1 (before it) or 1 (after it); None for no place."""
         side, _, name = self.place.partition(" ")
         return (name, -1 if side == "before" else 1) if name else None
+
+    def beyond_in(self, env: Environment) -> str:
+        """The function of ``beyond``, where that release is there."""
+        if self.beyond is None:
+            return ""
+        component, since, function = self.beyond
+        version = getattr(env, component)
+        return function if version is not None and version >= since else ""
 
     def efficiency_on(self, arch: int | None) -> Efficiency | None:
         """What share of the peak it reaches there, if somebody has measured it."""

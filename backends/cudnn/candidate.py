@@ -179,6 +179,7 @@ CANDIDATES = (
         less_memory=(ORDERED,),
         dropout="own",
         library="cudnn",
+        beyond=("cudnn_frontend", Version(1, 29), "attnsel.rules.cudnn.open_engines:planned_by"),
         explain_refusal="attnsel.rules.cudnn.words:rules_that_say",
         unproven_last=False,  # the kernels are NVIDIA's; the code around them is checked on its first call
         kernel_family="cudnn",

@@ -1,0 +1,152 @@
+"""cudnn-frontend's own attention kernels, from 1.29 on: what they take beyond libcudnn, as planned only.
+
+From 1.29 on the frontend depends on CuTe DSL and brings kernels of its own, which it ranks beside
+libcudnn's: head dimensions up to 512 in training on sm100 and in inference on sm90 and sm12x, and Rubin
+(sm107). Its dependencies take about 2 GB, so attnsel's extra stays below 1.29 and its calls go to libcudnn
+alone. Where rules refuse libcudnn and such a kernel takes the call, cudnn is planned and not run.
+
+Of each engine the frontend's own ``Capabilities`` are the judge: rows of ``data/open_engines.csv``. Less
+than they do is claimed where a feature has conditions of its own: a bias, pages, packed sequences in
+training, FP8.
+Source: cudnn/sdpa/{fwd,bwd}/engines.py, ``mismatch``, and cudnn/engines/manifest.py of 1.29.1 and 1.32.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from attnsel.base.rows import read_rows
+from attnsel.environment import Environment
+from attnsel.environment.versions import Version
+from attnsel.params import AttentionParams
+from attnsel.verdicts.reasons import Reason
+
+Shape = tuple[int, int, int]  # widths of q and v, and what both must exceed
+
+
+class OpenEngine(NamedTuple):
+    """One of them: a row of the table, where its columns are explained."""
+
+    frontend: Version
+    phase: str
+    name: str
+    opt_in: bool
+    archs: range
+    shapes: tuple[Shape, ...]
+    multiple: int
+    packed: tuple[Shape, ...]
+    takes: frozenset[str]
+
+    def fits(self, p: AttentionParams, arch: int) -> bool:
+        """Whether it is a candidate for a call, as far as that was read."""
+        return arch in self.archs and self._has_width(p) and features_of(p, self.phase) <= self.takes
+
+    def _has_width(self, p: AttentionParams) -> bool:
+        d, e = p.head_dim_qk, p.head_dim_v
+        exact = any((d, e) == shape[:2] for shape in self.shapes)
+        if p.qkv_format == "thd" and self.packed:
+            return any((d, e) == shape[:2] for shape in self.packed)
+        if exact or not self.multiple:
+            return exact
+        inside = any(d <= s and e <= t and min(d, e) > floor for s, t, floor in self.shapes)
+        return inside and not d % self.multiple and not e % self.multiple
+
+
+def features_of(p: AttentionParams, phase: str) -> set[str]:
+    """What a call asks of a kernel, in the words of the table and some that none of them takes."""
+    left, right = p.window_size
+    packed, diagonal = p.qkv_format == "thd", p.causal or right >= 0
+    covered = p.padding or packed or (p.causal and (p.bottom_right or p.max_seqlen_q <= p.max_seqlen_kv))
+    asked = {
+        "causal": p.causal,
+        "bottom_right": bool(p.bottom_right_diagonal) and (diagonal or left >= 0),
+        "window": left >= 0,
+        "right": right > 0 or (right == 0 and not p.causal),
+        "padding": p.padding and not packed,
+        "thd": packed,
+        "sinks": p.softmax_type != "vanilla",
+        "deterministic": p.deterministic and phase == "bwd",
+        "decode": p.max_seqlen_q == 1,
+        "gqa": p.gqa,
+        "narrow_v": p.head_dim_v < p.head_dim_qk,
+        "wide_v": p.head_dim_v > p.head_dim_qk,
+        "tail": phase == "fwd" and p.max_seqlen_kv % 128 != 0 and not covered,
+        "any_order": p.qkv_format not in ("bshd", "thd"),
+        # Of these nothing is claimed.
+        "odd widths": bool(p.head_dim_qk % 8 or p.head_dim_v % 8)
+        or (p.head_dim_qk > 512 and p.qkv_format != "bshd"),
+        "a type of 16 bits": p.dtype not in ("bf16", "fp16") or p.fp8_attention,
+        "an open diagonal": bool(p.bottom_right_diagonal) and not diagonal and left >= 0,
+        "more queries": (bool(p.bottom_right_diagonal) or left >= 0) and p.max_seqlen_q > p.max_seqlen_kv,
+        "one query": p.max_seqlen_q == 1 and p.softmax_type != "vanilla",
+        "a mask tensor": p.attn_mask_type == "arbitrary",
+        "a cache": p.kv_cache != "none" or p.pad_between_seqs,
+        "dense tensors": p.layout.group != "hd_hd_hd" or any((p.tensors.q, p.tensors.k, p.tensors.v)),
+        "scores": p.core_attention_bias_type != "no_bias" or p.softcap != 0.0 or p.dropout,
+        "results": p.return_max_logit or p.context_parallel or not p.max_seqlen_q or p.max_seqlen_kv < 2,
+    }
+    return {word for word, holds in asked.items() if holds}
+
+
+def _shapes(text: str) -> tuple[Shape, ...]:
+    found = []
+    for part in text.split():
+        shape, _, floor = part.partition(">")
+        d, _, e = shape.partition("x")
+        found.append((int(d), int(e), int(floor or 0)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def _table() -> tuple[OpenEngine, ...]:
+    return tuple(
+        OpenEngine(
+            Version.parse(row["frontend"]),
+            row["phase"],
+            row["engine"],
+            bool(row["opt_in"]),
+            range(int(row["first"]), int(row["last"]) + 1),
+            _shapes(row["shapes"]),
+            int(row["multiple"]),
+            _shapes(row["packed"]),
+            frozenset(row["takes"].split()),
+        )
+        for row in read_rows("attnsel.rules.cudnn", "open_engines")
+    )
+
+
+def open_engines(p: AttentionParams, env: Environment) -> tuple[OpenEngine, ...]:
+    """Those that take a call there, by phase those that are on by default first; none where a phase has
+    none. A release that was not read is taken for the one before it."""
+    frontend, arch = env.cudnn_frontend, env.arch
+    read = {engine.frontend for engine in _table() if frontend is not None and engine.frontend <= frontend}
+    if arch is None or not read:
+        return ()
+    found: list[OpenEngine] = []
+    for phase in ("fwd", "bwd") if p.is_training else ("fwd",):
+        fit = [e for e in _table() if e.frontend == max(read) and e.phase == phase and e.fits(p, arch)]
+        if not fit:
+            return ()
+        found += sorted(fit, key=lambda engine: engine.opt_in)
+    return tuple(found)
+
+
+def planned_by(p: AttentionParams, env: Environment, reasons: Iterable[Reason]) -> str | None:
+    """Why a call that rules refuse is planned all the same; None where it is not.
+
+    What the rules say of libcudnn does not touch these kernels; what is missing, or a user's policy, does.
+    """
+    if any(reason.rule.family not in ("CUDNN", "BUG") for reason in reasons):
+        return None
+    by_phase = {engine.phase: engine for engine in reversed(open_engines(p, env))}
+    if not by_phase:
+        return None
+    names = " and ".join(engine.name for engine in reversed(by_phase.values()))
+    setting = ", CUDNN_FRONTEND_ENABLE_FROST_ENGINES=1" if any(e.opt_in for e in by_phase.values()) else ""
+    dsl = "4.8" if env.arch == 107 else "4.7"
+    return (
+        f"cudnn-frontend {env.cudnn_frontend} has {names} for it, which attnsel does not call; "
+        f"it needs nvidia-cutlass-dsl {dsl} or newer{setting}"
+    )
