@@ -4,9 +4,8 @@ and what running showed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from importlib import import_module
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -271,8 +270,9 @@ class Inquiry:
         candidate = self._judged.get(name)
         if candidate is None:
             p = self.p
-            # What goes with the mask is not known before it is gone; and a refused call may be planned.
-            if p.tensors.mask_hides_nothing or CANDIDATES[name].beyond_in(self.env):
+            beyond = CANDIDATES[name].beyond
+            # What goes with the mask is not known before it is gone; what is refused may be planned.
+            if p.tensors.mask_hides_nothing or (beyond is not None and beyond(p, self.env, ())):
                 return self.judge(name)
             reach = self._reach(name) if self._may_adapt else frozenset[str]()
             reasons = self._kind.rules((name,)).within(name, p, self.env, reach)
@@ -328,9 +328,8 @@ class Inquiry:
             reasons = [*reasons, *too_much]
         if self.evidence.refusals:
             reasons = reasons + reasons_by_running(self.evidence, name, p)
-        beyond = _planned_beyond(record, p, env, reasons) if reasons else None
-        if beyond is not None:
-            return Candidate(name, "eligible", (), (), beyond, True)
+        if reasons and record.beyond is not None and (why := record.beyond(p, env, reasons)):
+            return Candidate(name, "eligible", (), (), why, True)
         verdict: Verdict = "eligible"
         if reasons:
             verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
@@ -389,18 +388,6 @@ def _standing(
     target = env.target
     new = None if target in record.proven_in_part else unproven(record, p, target)
     return _plan_only(record, p, env), record.executed_for(p, target), new
-
-
-def _planned_beyond(
-    record: CandidateRecord, p: AttentionParams, env: Environment, reasons: Sequence[Reason]
-) -> str | None:
-    """Why a call that rules refuse is planned all the same, by other kernels of the candidate's library."""
-    function = record.beyond_in(env)
-    if not function:
-        return None
-    module, _, name = function.partition(":")
-    planned: str | None = getattr(import_module(module), name)(p, env, reasons)
-    return planned
 
 
 def _plan_only(record: CandidateRecord, p: AttentionParams, env: Environment) -> str | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.environment.versions import Version
     from attnsel.params import AttentionParams
+    from attnsel.verdicts.reasons import Reason
 
 Memory = tuple[str, int]
 """What it is, in words, and its bytes."""
@@ -63,8 +64,8 @@ class CandidateRecord:
         top_left and bottom_right (the diagonal's anchor, where lengths differ), padding, mask, thd, gaps,
         paged, gqa, head_dim_v, bias, bias_grad, alibi, softcap, sinks, dropout, deterministic, lse,
         max_logit, strides, cuda_graph, empty, fp8, offsets (Spec.q_offset and kv_offset), head_offset.
-    not_called: what its package has of the features that it does not list, by the feature's text, and where
-        that is written: attnsel makes no such call.
+    not_called: of features that it does not list, by their texts, what its package has all the same and where
+        that is written. attnsel makes no such call.
     planned_on: device types where it is judged and not run, as attnsel's calls were never made there.
     rules: what narrows that down: a Registry with rules about ``name`` alone, or modules that register some.
     limits: "takes"; the code of the rule that ``takes`` makes, where a family has several candidates; or
@@ -83,8 +84,8 @@ class CandidateRecord:
     refusals: exceptions of its library that say no to one call, as "module:name"; ValueError, RuntimeError
         and NotImplementedError always do.
     library: the library whose kernels run ("cudnn"), where several candidates share one, with its bugs.
-    beyond: a component, the release from which its library has kernels for calls that rules refuse, and the
-        "module:function" that says why such a call is planned only.
+    beyond: why a call that these reasons stand against is planned all the same: its library has other kernels
+        for it, which attnsel does not call. None where the reasons stand.
     explain_refusal: "module:function" that turns what the library says into codes of rules.
     proven: where committed results (or tests of its maker's) show it right: "sm90", "cpu" for every call, or
         ``Proven("sm90", features, head_dim)`` for some. The first of other calls is compared with ``tiled``.
@@ -122,7 +123,7 @@ class CandidateRecord:
     explicit_backward: bool = True
     refusals: tuple[str, ...] = ()
     library: str = ""
-    beyond: tuple[str, Version, str] | None = None
+    beyond: Callable[[AttentionParams, Environment, Collection[Reason]], str | None] | None = None
     explain_refusal: str = ""
     proven: Collection[str | Proven] = ()
     executed: Executed | None = None
@@ -167,14 +168,6 @@ class CandidateRecord:
         """``place`` as a name and -1 (before it) or 1 (after it); None for no place."""
         side, _, name = self.place.partition(" ")
         return (name, -1 if side == "before" else 1) if name else None
-
-    def beyond_in(self, env: Environment) -> str:
-        """The function of ``beyond``, where that release is there."""
-        if self.beyond is None:
-            return ""
-        component, since, function = self.beyond
-        version = getattr(env, component)
-        return function if version is not None and version >= since else ""
 
     def efficiency_on(self, arch: int | None) -> Efficiency | None:
         """What share of the peak it reaches there, if somebody has measured it."""

@@ -179,11 +179,9 @@ def flash_causal_corner(p: AttentionParams, env: Environment) -> Violation | Non
         return None
     if p.bottom_right and p.max_seqlen_q < p.max_seqlen_kv:
         return None
-    needed = "at least as many keys as queries"
-    if not p.bottom_right:
-        needed = (
-            "equal lengths" if p.max_seqlen_q > p.max_seqlen_kv else "equal lengths, or causal_bottom_right"
-        )
+    needed = "at least as many keys as queries" if p.bottom_right else "equal lengths"
+    if not p.bottom_right and p.max_seqlen_q < p.max_seqlen_kv:
+        needed += ", or causal_bottom_right"
     return Violation("attn_mask_type", p.attn_mask_type, FreeText(needed))
 
 

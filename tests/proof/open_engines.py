@@ -24,9 +24,9 @@ from typing import Any
 from attnsel import AttentionParams, Environment, InvalidInput
 from attnsel.backends.cudnn.build import declare
 from attnsel.backends.cudnn.graph import backward, forward, planned
-from attnsel.rules.cudnn.open_engines import open_engines
+from attnsel.backends.cudnn.open_engines import open_engines
 
-TABLE = Path(__file__).parents[2] / "rules" / "cudnn" / "data" / "open_engines.csv"
+TABLE = Path(__file__).parents[2] / "backends" / "cudnn" / "data" / "open_engines.csv"
 ARCHS = (80, 90, 100, 103, 107, 110, 120, 121)
 WORDS = {
     "causal": "causal",
@@ -87,19 +87,15 @@ def rows(cudnn: Any, engines: dict[str, Any]) -> Iterator[list[Any]]:
                 takes += ["gqa"] * c.gqa + ["narrow_v"] * c.dqk_ge_dv
                 multiple = c.d_pad_multiple if c.d_envelope else 0
             else:
-                takes = [word for word in takes if word != "thd" or c.sm_lo != 80]  # which has conditions
+                if c.sm_lo == 80 or c.thd_d_shapes is not None:  # with conditions
+                    takes.remove("thd") if "thd" in takes else None
                 takes += ["gqa", "narrow_v", "wide_v"]
                 takes += ["tail"] * (not c.skv_tile or c.skv_tail_via_padding)
                 multiple = c.d_pad_multiple
             takes += ["any_order"] * ("dense_flex" in c.layouts)
-            packed = "" if phase == "bwd" or c.thd_d_shapes is None else shapes_of(c.thd_d_shapes)
             opt_in = "yes" if slots[spec.name].opt_in else ""
             where = [spec.name, opt_in, c.sm_lo, c.sm_hi]
-            yield [cudnn.__version__, phase, *where, shapes(phase, c), multiple, packed, " ".join(takes)]
-
-
-def shapes_of(of: frozenset[tuple[int, int]]) -> str:
-    return " ".join(f"{d}x{e}" for d, e in sorted(of))
+            yield [cudnn.__version__, phase, *where, shapes(phase, c), multiple, " ".join(takes)]
 
 
 def write(cudnn: Any, engines: dict[str, Any]) -> None:

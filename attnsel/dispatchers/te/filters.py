@@ -167,31 +167,9 @@ def _sinks(a: FilterInput) -> bool:
     return a.p.softmax_type != "vanilla"
 
 
-def _packed_sinks(a: FilterInput) -> str:
-    if not (_sinks(a) and a.packed):
-        return ""
-    text = f"softmax_type {a.p.softmax_type} with packed sequences"
-    if a.te < Version(2, 12):
-        return text
-    return f"{text}: cuDNN is {a.cudnn}, at least 9.18.0" if a.cudnn < Version(9, 18) else ""
-
-
 def _fp8_since_2_14(a: FilterInput) -> bool:
     """What 2.14 lets through in FP8 on new GPUs and cuDNN."""
     return a.te >= Version(2, 14) and a.arch >= 100 and a.cudnn >= Version(9, 21)
-
-
-def _needs_2_14(a: FilterInput) -> str:
-    """What is lacking of that; nothing before 2.14, where no GPU and no cuDNN would do."""
-    if a.te < Version(2, 14):
-        return ""
-    return f" on sm{a.arch} with cuDNN {a.cudnn}: sm100 and 9.21.0 at least"
-
-
-def _fp8_sinks(a: FilterInput) -> str:
-    if not (_sinks(a) and a.fp8) or _fp8_since_2_14(a):
-        return ""
-    return f"softmax_type {a.p.softmax_type} in FP8{_needs_2_14(a)}"
 
 
 # ---- context parallelism ------------------------------------------------------------------------------
@@ -252,7 +230,11 @@ def _window_of_cudnn(a: FilterInput) -> str:
     if not a.windowed:
         return ""
     if p.fp8 and p.recipe is not None and (p.recipe.fp8_dpa or p.recipe.fp8_mha):
-        return "" if _fp8_since_2_14(a) else f"a window in FP8{_needs_2_14(a)}"
+        return (
+            ""
+            if _fp8_since_2_14(a)
+            else "a window in FP8: TransformerEngine 2.14, sm100 and cuDNN 9.21.0 at least"
+        )
     if p.attention_dropout:
         return "a window with dropout"
     if a.te < Version(2, 12) and a.window[1] != 0:
@@ -289,17 +271,6 @@ def _deterministic_training(a: FilterInput) -> str:
     if a.p.core_attention_bias_requires_grad:
         return "deterministic training with the gradient of a bias"
     return f"deterministic training: cuDNN is {a.cudnn}, at least 8.9.5" if a.cudnn < Version(8, 9, 5) else ""
-
-
-def _deterministic_fp8(a: FilterInput) -> str:
-    if not (a.deterministic and a.fp8 and a.p.is_training):
-        return ""
-    if a.te < Version(2, 12):
-        return "deterministic training in FP8"
-    if a.arch < 90:
-        return f"deterministic training in FP8 on sm{a.arch}, at least sm90"
-    old = a.cudnn < Version(9, 19)
-    return f"deterministic training in FP8: cuDNN is {a.cudnn}, at least 9.19.0" if old else ""
 
 
 def _deterministic_on_blackwell(a: FilterInput) -> bool:
@@ -517,10 +488,17 @@ FILTERS: tuple[Filter, ...] = (
     refuses(
         FUSED,
         "1125-1140",
-        _fp8_sinks,
+        "softmax_type {p.softmax_type} in FP8: TransformerEngine 2.14, sm100, cuDNN 9.21.0 at least",
+        lambda a: _sinks(a) and a.fp8 and not _fp8_since_2_14(a),
         since="2.8",
     ),
-    refuses(FUSED, "1141-1147", _packed_sinks, since="2.8"),
+    refuses(
+        FUSED,
+        "1141-1147",
+        "softmax_type {p.softmax_type} in packed sequences: TransformerEngine 2.12, cuDNN 9.18 at least",
+        lambda a: _sinks(a) and a.packed and (a.te < Version(2, 12) or a.cudnn < Version(9, 18)),
+        since="2.8",
+    ),
     refuses(
         UNFUSED,
         "v2.8, 'Softmax type'",
@@ -621,7 +599,15 @@ FILTERS: tuple[Filter, ...] = (
         lambda a: a.deterministic and _sinks(a),
         since="2.12",
     ),
-    refuses(FUSED, "1545-1555", _deterministic_fp8),
+    refuses(
+        FUSED,
+        "1545-1555",
+        "deterministic training in FP8: TransformerEngine 2.12, sm90 and cuDNN 9.19.0 at least",
+        lambda a: (
+            (a.deterministic and a.fp8 and a.p.is_training)
+            and not (a.te >= Version(2, 12) and a.arch >= 90 and a.cudnn >= Version(9, 19))
+        ),
+    ),
     refuses(FUSED, "1556-1567", _deterministic_training),
     refuses(
         FUSED,

@@ -13,17 +13,20 @@ Source: cudnn/sdpa/{fwd,bwd}/engines.py, ``mismatch``, and cudnn/engines/manifes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.verdicts.reasons import Reason
 
-Shape = tuple[int, int, int]  # widths of q and v, and what both must exceed
+if TYPE_CHECKING:
+    from attnsel.verdicts.reasons import Reason
+
+FIRST = Version(1, 29)  # what is read of it; 1.28 had some of them, with an extra and by opting in
 
 
 class OpenEngine(NamedTuple):
@@ -34,24 +37,17 @@ class OpenEngine(NamedTuple):
     name: str
     opt_in: bool
     archs: range
-    shapes: tuple[Shape, ...]
+    shapes: tuple[tuple[int, int, int], ...]  # widths of q and v, and what both must exceed
     multiple: int
-    packed: tuple[Shape, ...]
     takes: frozenset[str]
 
     def fits(self, p: AttentionParams, arch: int) -> bool:
         """Whether it is a candidate for a call, as far as that was read."""
-        return arch in self.archs and self._has_width(p) and features_of(p, self.phase) <= self.takes
-
-    def _has_width(self, p: AttentionParams) -> bool:
-        d, e = p.head_dim_qk, p.head_dim_v
-        exact = any((d, e) == shape[:2] for shape in self.shapes)
-        if p.qkv_format == "thd" and self.packed:
-            return any((d, e) == shape[:2] for shape in self.packed)
-        if exact or not self.multiple:
-            return exact
-        inside = any(d <= s and e <= t and min(d, e) > floor for s, t, floor in self.shapes)
-        return inside and not d % self.multiple and not e % self.multiple
+        d, e, multiple = p.head_dim_qk, p.head_dim_v, self.multiple
+        wide = any((d, e) == shape[:2] for shape in self.shapes)
+        if not wide and multiple and not d % multiple and not e % multiple:
+            wide = any(d <= s and e <= t and min(d, e) > floor for s, t, floor in self.shapes)
+        return wide and arch in self.archs and features_of(p, self.phase) <= self.takes
 
 
 def features_of(p: AttentionParams, phase: str) -> set[str]:
@@ -59,9 +55,10 @@ def features_of(p: AttentionParams, phase: str) -> set[str]:
     left, right = p.window_size
     packed, diagonal = p.qkv_format == "thd", p.causal or right >= 0
     covered = p.padding or packed or (p.causal and (p.bottom_right or p.max_seqlen_q <= p.max_seqlen_kv))
+    turned = bool(p.bottom_right_diagonal)
     asked = {
         "causal": p.causal,
-        "bottom_right": bool(p.bottom_right_diagonal) and (diagonal or left >= 0),
+        "bottom_right": turned and (diagonal or left >= 0),
         "window": left >= 0,
         "right": right > 0 or (right == 0 and not p.causal),
         "padding": p.padding and not packed,
@@ -78,8 +75,8 @@ def features_of(p: AttentionParams, phase: str) -> set[str]:
         "odd widths": bool(p.head_dim_qk % 8 or p.head_dim_v % 8)
         or (p.head_dim_qk > 512 and p.qkv_format != "bshd"),
         "a type of 16 bits": p.dtype not in ("bf16", "fp16") or p.fp8_attention,
-        "an open diagonal": bool(p.bottom_right_diagonal) and not diagonal and left >= 0,
-        "more queries": (bool(p.bottom_right_diagonal) or left >= 0) and p.max_seqlen_q > p.max_seqlen_kv,
+        "an open diagonal": turned and not diagonal and left >= 0,
+        "more queries": (turned or left >= 0) and p.max_seqlen_q > p.max_seqlen_kv,
         "one query": p.max_seqlen_q == 1 and p.softmax_type != "vanilla",
         "a mask tensor": p.attn_mask_type == "arbitrary",
         "a cache": p.kv_cache != "none" or p.pad_between_seqs,
@@ -90,63 +87,52 @@ def features_of(p: AttentionParams, phase: str) -> set[str]:
     return {word for word, holds in asked.items() if holds}
 
 
-def _shapes(text: str) -> tuple[Shape, ...]:
+@lru_cache(maxsize=1)
+def _table() -> tuple[OpenEngine, ...]:
     found = []
-    for part in text.split():
-        shape, _, floor = part.partition(">")
-        d, _, e = shape.partition("x")
-        found.append((int(d), int(e), int(floor or 0)))
+    for row in read_rows("attnsel.backends.cudnn", "open_engines"):
+        shapes = ([*re.findall(r"\d+", shape), "0"] for shape in row["shapes"].split())
+        found.append(
+            OpenEngine(
+                Version.parse(row["frontend"]),
+                row["phase"],
+                row["engine"],
+                bool(row["opt_in"]),
+                range(int(row["first"]), int(row["last"]) + 1),
+                tuple((int(d), int(e), int(floor)) for d, e, floor, *_ in shapes),
+                int(row["multiple"]),
+                frozenset(row["takes"].split()),
+            )
+        )
     return tuple(found)
 
 
-@lru_cache(maxsize=1)
-def _table() -> tuple[OpenEngine, ...]:
-    return tuple(
-        OpenEngine(
-            Version.parse(row["frontend"]),
-            row["phase"],
-            row["engine"],
-            bool(row["opt_in"]),
-            range(int(row["first"]), int(row["last"]) + 1),
-            _shapes(row["shapes"]),
-            int(row["multiple"]),
-            _shapes(row["packed"]),
-            frozenset(row["takes"].split()),
-        )
-        for row in read_rows("attnsel.rules.cudnn", "open_engines")
-    )
-
-
 def open_engines(p: AttentionParams, env: Environment) -> tuple[OpenEngine, ...]:
-    """Those that take a call there, by phase those that are on by default first; none where a phase has
-    none. A release that was not read is taken for the one before it."""
+    """One for each phase, on by default if one is; none where a phase has none. A release that was not read
+    is taken for the one before it."""
     frontend, arch = env.cudnn_frontend, env.arch
     read = {engine.frontend for engine in _table() if frontend is not None and engine.frontend <= frontend}
     if arch is None or not read:
         return ()
-    found: list[OpenEngine] = []
+    found: list[OpenEngine | None] = []
     for phase in ("fwd", "bwd") if p.is_training else ("fwd",):
         fit = [e for e in _table() if e.frontend == max(read) and e.phase == phase and e.fits(p, arch)]
-        if not fit:
-            return ()
-        found += sorted(fit, key=lambda engine: engine.opt_in)
-    return tuple(found)
+        found += sorted(fit, key=lambda engine: engine.opt_in)[:1] or [None]
+    return tuple(engine for engine in found if engine is not None and None not in found)
 
 
-def planned_by(p: AttentionParams, env: Environment, reasons: Iterable[Reason]) -> str | None:
-    """Why a call that rules refuse is planned all the same; None where it is not.
-
-    What the rules say of libcudnn does not touch these kernels; what is missing, or a user's policy, does.
-    """
+def planned_by(p: AttentionParams, env: Environment, reasons: Collection[Reason]) -> str | None:
+    """``CandidateRecord.beyond``: what rules say of libcudnn does not touch these kernels; what is not
+    installed, and a user's policy, do."""
+    if env.cudnn_frontend is None or env.cudnn_frontend < FIRST:
+        return None
     if any(reason.rule.family not in ("CUDNN", "BUG") for reason in reasons):
         return None
-    by_phase = {engine.phase: engine for engine in reversed(open_engines(p, env))}
-    if not by_phase:
-        return None
-    names = " and ".join(engine.name for engine in reversed(by_phase.values()))
-    setting = ", CUDNN_FRONTEND_ENABLE_FROST_ENGINES=1" if any(e.opt_in for e in by_phase.values()) else ""
-    dsl = "4.8" if env.arch == 107 else "4.7"
-    return (
-        f"cudnn-frontend {env.cudnn_frontend} has {names} for it, which attnsel does not call; "
-        f"it needs nvidia-cutlass-dsl {dsl} or newer{setting}"
+    found = open_engines(p, env)
+    setting = ", CUDNN_FRONTEND_ENABLE_FROST_ENGINES=1" if any(engine.opt_in for engine in found) else ""
+    text = (
+        f"cudnn-frontend {env.cudnn_frontend} has {' and '.join(engine.name for engine in found)} for it, "
+        "which attnsel does not call; it needs nvidia-cutlass-dsl "
+        f"{'4.8' if env.arch == 107 else '4.7'} or newer{setting}"
     )
+    return text if found else None
