@@ -30,24 +30,27 @@ FIRST = Version(1, 29)  # what is read of it; 1.28 had some of them, with an ext
 
 
 class OpenEngine(NamedTuple):
-    """One of them: a row of the table, where its columns are explained."""
+    """One of them: a row of the table as it is written, where its columns are explained."""
 
-    frontend: Version
+    frontend: str
     phase: str
-    name: str
-    opt_in: bool
-    archs: range
-    shapes: tuple[tuple[int, int, int], ...]  # widths of q and v, and what both must exceed
-    multiple: int
-    takes: frozenset[str]
+    engine: str
+    opt_in: str
+    first: str
+    last: str
+    shapes: str
+    multiple: str
+    takes: str
 
     def fits(self, p: AttentionParams, arch: int) -> bool:
         """Whether it is a candidate for a call, as far as that was read."""
-        d, e, multiple = p.head_dim_qk, p.head_dim_v, self.multiple
-        wide = any((d, e) == shape[:2] for shape in self.shapes)
+        d, e, multiple = p.head_dim_qk, p.head_dim_v, int(self.multiple)
+        shapes = [[int(n) for n in re.findall(r"\d+", f"{shape}>0")] for shape in self.shapes.split()]
+        wide = any([d, e] == shape[:2] for shape in shapes)
         if not wide and multiple and not d % multiple and not e % multiple:
-            wide = any(d <= s and e <= t and min(d, e) > floor for s, t, floor in self.shapes)
-        return wide and arch in self.archs and features_of(p, self.phase) <= self.takes
+            wide = any(d <= s and e <= t and min(d, e) > floor for s, t, floor, *_ in shapes)
+        there = int(self.first) <= arch <= int(self.last)
+        return wide and there and features_of(p, self.phase) <= {*self.takes.split()}
 
 
 def features_of(p: AttentionParams, phase: str) -> set[str]:
@@ -87,38 +90,35 @@ def features_of(p: AttentionParams, phase: str) -> set[str]:
     return {word for word, holds in asked.items() if holds}
 
 
-@lru_cache(maxsize=1)
-def _table() -> tuple[OpenEngine, ...]:
-    found = []
-    for row in read_rows("attnsel.backends.cudnn", "open_engines"):
-        shapes = ([*re.findall(r"\d+", shape), "0"] for shape in row["shapes"].split())
-        found.append(
-            OpenEngine(
-                Version.parse(row["frontend"]),
-                row["phase"],
-                row["engine"],
-                bool(row["opt_in"]),
-                range(int(row["first"]), int(row["last"]) + 1),
-                tuple((int(d), int(e), int(floor)) for d, e, floor, *_ in shapes),
-                int(row["multiple"]),
-                frozenset(row["takes"].split()),
-            )
-        )
-    return tuple(found)
-
-
 def open_engines(p: AttentionParams, env: Environment) -> tuple[OpenEngine, ...]:
     """One for each phase, on by default if one is; none where a phase has none. A release that was not read
     is taken for the one before it."""
     frontend, arch = env.cudnn_frontend, env.arch
-    read = {engine.frontend for engine in _table() if frontend is not None and engine.frontend <= frontend}
-    if arch is None or not read:
+    rows = [OpenEngine(**row) for row in read_rows("attnsel.backends.cudnn", "open_engines")]
+    releases = {Version.parse(row.frontend): row.frontend for row in rows}
+    read = max(
+        (version for version in releases if frontend is not None and version <= frontend), default=None
+    )
+    if arch is None or read is None:
         return ()
     found: list[OpenEngine | None] = []
     for phase in ("fwd", "bwd") if p.is_training else ("fwd",):
-        fit = [e for e in _table() if e.frontend == max(read) and e.phase == phase and e.fits(p, arch)]
-        found += sorted(fit, key=lambda engine: engine.opt_in)[:1] or [None]
+        fit = [r for r in rows if (r.frontend, r.phase) == (releases[read], phase) and r.fits(p, arch)]
+        found += sorted(fit, key=lambda row: row.opt_in)[:1] or [None]
     return tuple(engine for engine in found if engine is not None and None not in found)
+
+
+@lru_cache(maxsize=256)
+def _planned(p: AttentionParams, env: Environment) -> str | None:
+    """Why a call is planned by some of them, if it is."""
+    found = open_engines(p, env)
+    setting = ", CUDNN_FRONTEND_ENABLE_FROST_ENGINES=1" if any(each.opt_in for each in found) else ""
+    text = (
+        f"cudnn-frontend {env.cudnn_frontend} has {' and '.join(each.engine for each in found)} for it, "
+        "which attnsel does not call; it needs nvidia-cutlass-dsl "
+        f"{'4.8' if env.arch == 107 else '4.7'} or newer{setting}"
+    )
+    return text if found else None
 
 
 def planned_by(p: AttentionParams, env: Environment, reasons: Collection[Reason]) -> str | None:
@@ -126,13 +126,5 @@ def planned_by(p: AttentionParams, env: Environment, reasons: Collection[Reason]
     installed, and a user's policy, do."""
     if env.cudnn_frontend is None or env.cudnn_frontend < FIRST:
         return None
-    if any(reason.rule.family not in ("CUDNN", "BUG") for reason in reasons):
-        return None
-    found = open_engines(p, env)
-    setting = ", CUDNN_FRONTEND_ENABLE_FROST_ENGINES=1" if any(engine.opt_in for engine in found) else ""
-    text = (
-        f"cudnn-frontend {env.cudnn_frontend} has {' and '.join(engine.name for engine in found)} for it, "
-        "which attnsel does not call; it needs nvidia-cutlass-dsl "
-        f"{'4.8' if env.arch == 107 else '4.7'} or newer{setting}"
-    )
-    return text if found else None
+    others = any(reason.rule.family not in ("CUDNN", "BUG") for reason in reasons)
+    return None if others else _planned(p, env)

@@ -45,12 +45,14 @@ WORDS = {
 def load(folder: str) -> tuple[Any, Any, dict[str, Any]]:
     """The frontend in ``folder``, what reads its graphs, and its engines' modules by phase."""
     sys.path.insert(0, folder)
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    sys.modules.setdefault("torch", None)
     engines = {phase: import_module(f"cudnn.sdpa.{phase}.engines") for phase in ("fwd", "bwd")}
     for module in engines.values():
-        module.cutedsl_state = lambda: (True, ("nvidia-cutlass-dsl", "99.0.0"))
-        module.cutedsl_too_old = lambda version: False
-        module.cutedsl_arch_requirement_error = lambda cc: None
+        vars(module).update(
+            cutedsl_state=lambda: (True, ("nvidia-cutlass-dsl", "99.0.0")),
+            cutedsl_too_old=lambda version: False,
+            cutedsl_arch_requirement_error=lambda cc: None,
+        )
     return import_module("cudnn"), import_module("cudnn.sdpa.graph_analyzer"), engines
 
 
@@ -183,7 +185,7 @@ def main() -> int:
             continue
         env = Environment.describe("H100", cudnn_frontend=cudnn.__version__)
         env = env.replace(device=env.device.replace(arch=arch))
-        ours = {engine.name for engine in open_engines(p, env)}
+        ours = {engine.engine for engine in open_engines(p, env)}
         try:
             taken = theirs(cudnn, analyzer, engines, p, arch)
         except Exception as error:  # its own refusals are of many kinds
