@@ -122,7 +122,11 @@ class Versions:
         return Version(major, minor - 1, 0) if minor else Version(major - 1, 9, 0)
 
     def __str__(self) -> str:
-        return " or ".join(_interval_text(low, high) for low, high in self.intervals)
+        whole: list[tuple[Version | None, Version | None]] = []
+        for low, high in self.intervals:  # those that meet are one to a reader: a rule may say more in each
+            first = whole.pop()[0] if whole and low is not None and whole[-1][1] == low else low
+            whole.append((first, high))
+        return " or ".join(_interval_text(low, high) for low, high in whole)
 
 
 def _interval_text(low: Version | None, high: Version | None) -> str:
