@@ -39,6 +39,17 @@ def known_before_unknown(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.verdict == "unknown")
 
 
+@preference("PREF015", short="planned only", evidence="policy")
+def run_before_planned(c: RankKey, arch: int | None, policy: Policy) -> int:
+    """What attnsel runs comes before what it only plans
+
+    Why: the answer for a machine that is described is the one that attnsel would give on it. Where all are
+    planned, as in FP8, nothing changes; a last resort stays behind what is planned (PREF002).
+    Source: attnsel's design: a candidate is eligible, and executable or not.
+    """
+    return int(c.planned)
+
+
 @preference("PREF014", short="F.sdpa tries it later", evidence="source")
 def order_of_f_sdpa(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Below PyTorch 2.6 kernels stand in the order in which F.sdpa tries them

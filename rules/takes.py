@@ -39,6 +39,14 @@ def _dense(p: AttentionParams) -> Requirement:
     return FreeText("dense memory")
 
 
+def _no_dpa(p: AttentionParams) -> Requirement:
+    return FreeText("a recipe with fp8_dpa=False")
+
+
+def _some(p: AttentionParams) -> Requirement:
+    return AtLeast(1) if p.max_seqlen_q == 0 else FreeText("a key")
+
+
 def _anchored(p: AttentionParams) -> bool:
     """Something hangs on the diagonal, and its two anchors differ."""
     hangs = p.causal or p.windowed or p.core_attention_bias_type == "alibi"
@@ -63,6 +71,9 @@ def _alibi(p: AttentionParams) -> bool:
 
 _BIAS, _DIAGONAL = "core_attention_bias_type", "bottom_right_diagonal"
 _MASK, _GRAD = "attn_mask_type", "core_attention_bias_requires_grad"
+
+# Half precision with a recipe: FP8 tensors are a type, which is named before.
+FP8 = Feature("fp8", "FP8 attention", lambda p: p.fp8_attention, "fp8", _no_dpa)
 
 FEATURES: tuple[Feature, ...] = (
     Feature("thd", "packed sequences", lambda p: p.qkv_format == "thd", "qkv_layout", _no("bshd_bshd_bshd")),
@@ -96,9 +107,9 @@ FEATURES: tuple[Feature, ...] = (
     Feature("strides", "strides of v", lambda p: p.tensors.v is not None, "tensors.v", _dense),
     Feature("gaps", "gaps between sequences", lambda p: p.pad_between_seqs, "pad_between_seqs", _no(False)),
     Feature("cuda_graph", "capture into a graph", lambda p: p.cuda_graph, "cuda_graph", _no(False)),
-    Feature("empty", "no queries", lambda p: p.max_seqlen_q == 0, "max_seqlen_q", lambda p: AtLeast(1)),
-    Feature("empty", "no keys", lambda p: p.max_seqlen_kv == 0, "max_seqlen_kv", lambda p: FreeText("a key")),
-    Feature("fp8", "FP8 attention", lambda p: p.fp8_attention, "fp8", _no(False)),
+    Feature("empty", "calls without queries", lambda p: p.max_seqlen_q == 0, "max_seqlen_q", _some),
+    Feature("empty", "calls without keys", lambda p: p.max_seqlen_kv == 0, "max_seqlen_kv", _some),
+    FP8,
 )
 
 # No word stands for this: nothing of attnsel's runs it.
@@ -123,24 +134,32 @@ def add_limits(record: CandidateRecord, registry: Registry = REGISTRY) -> None:
     dtypes = tuple(word for word in DTYPES if word in takes)
     devices = tuple(word for word in DEVICES if word in takes)
 
+    def said_of(feature: Feature) -> str:
+        more = record.not_called.get(feature.text)
+        return f"it does not take {feature.text}" if more is None else f"{more}; attnsel does not call it so"
+
     def only_what_is_listed(p: AttentionParams, env: Environment) -> Violation | None:
         if env.device.type not in takes:
             return Violation("device", env.device.type, OneOf(*devices))
+        if p.dtype.startswith("fp8") and "fp8" not in takes:
+            return Violation("dtype", p.dtype, FreeText(" or ".join(dtypes)), said_of(FP8))
         if p.dtype not in takes and not p.fp8_attention:
             return Violation("dtype", p.dtype, OneOf(*dtypes))
         for feature in features:
             if feature.asked(p):
                 value = _value(p, feature.field)
-                note = f"it does not take {feature.text}"
-                return Violation(feature.field, value, feature.without(p), note)
+                return Violation(feature.field, value, feature.without(p), said_of(feature))
         return None
 
-    title = "takes what its maker lists, and nothing else"
+    title = f"{record.name} takes what its maker lists, and nothing else"
     if record.library:
-        title = "takes what its package has arguments for, and nothing else"
+        title = f"attnsel calls {record.name} for what its record lists, and nothing else"
+    more = "".join(
+        f" Of {what}: {said}; attnsel does not call it so." for what, said in record.not_called.items()
+    )
     only_what_is_listed.__doc__ = (
-        f"{record.name} {title}\n\n"
-        f"Why: what a kernel does not know of it would drop. It takes {', '.join(sorted(takes))}.\n"
+        f"{title}\n\n"
+        f"Why: what a kernel does not know of it would drop. It takes {', '.join(sorted(takes))}.{more}\n"
         "Fix: leave out what it does not take, or ask its maker.\n"
         f"Source: {record.source or record.distribution or record.kernel}\n"
     )

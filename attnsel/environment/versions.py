@@ -122,7 +122,10 @@ class Versions:
         return Version(major, minor - 1, 0) if minor else Version(major - 1, 9, 0)
 
     def __str__(self) -> str:
-        return " or ".join(_interval_text(low, high) for low, high in self.intervals)
+        whole = list(self.intervals)
+        while len(whole) > 1 and whole[0][0] is None and whole[0][1] == whole[1][0]:
+            whole[:2] = [(None, whole[1][1])]  # what a rule tells apart is one to a reader
+        return " or ".join(_interval_text(low, high) for low, high in whole)
 
 
 def _interval_text(low: Version | None, high: Version | None) -> str:

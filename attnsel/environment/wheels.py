@@ -51,11 +51,18 @@ class Wheel(NamedTuple):
         return _where(self.torch, self.cuda_major, self.python)
 
 
+COMPOSABLE_KERNEL = ("gfx90a", "gfx942", "gfx950")
+"""AMD's GPUs that setup.py of flash-attn 2.8.3 compiles for (line 135); others have its Triton back end."""
+
+
 class NoWheel(NamedTuple):
-    """Nothing fits. ``nearest`` is the wheel for the most similar machine, None where nothing is similar."""
+    """Nothing fits. ``nearest`` is the wheel for the most similar machine, None where nothing is similar.
+    ``compiler``: what compiles it there; ``settings``: what stands before the command that does."""
 
     why: str
     nearest: Wheel | None
+    compiler: str = "nvcc"
+    settings: str = ""
 
     def __str__(self) -> str:
         return self.why if self.nearest is None else f"{self.why}; the nearest is for {self.nearest.where}"
@@ -68,6 +75,10 @@ def flash_attn_wheel(
 
     ``wanted`` says which releases will do; ``new_abi`` how torch was compiled, where that is known.
     """
+    if env.device.type == "rocm":
+        by_ck = any(gfx in env.device.name for gfx in COMPOSABLE_KERNEL)
+        settings = "" if by_ck else "FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE "
+        return NoWheel("flash-attn has no wheels for ROCm", None, "hipcc", settings)
     if env.platform != "linux":
         return NoWheel(f"flash-attn has no wheels for {env.platform}, only for Linux", None)
     if env.detected and platform.machine() != "x86_64":
@@ -139,10 +150,10 @@ def _where(torch: tuple[int, ...], cuda: int, python: tuple[int, ...]) -> str:
 
 
 def install_flash_attn(found: Wheel | NoWheel, release: str) -> str:
-    """A command; where no wheel fits it builds this release, with nvcc and for hours."""
+    """A command; where no wheel fits it builds this release, with a compiler and for hours."""
     if isinstance(found, Wheel):
         return f"pip install {found.url}"
-    return f"pip install {_quoted('flash-attn', f'=={release}')} --no-build-isolation"
+    return f"{found.settings}pip install {_quoted('flash-attn', f'=={release}')} --no-build-isolation"
 
 
 def flash_attn_3_index(env: Environment) -> str | None:

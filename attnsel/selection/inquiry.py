@@ -97,6 +97,7 @@ def rank_key(candidate: Candidate, p: AttentionParams, of: PreferenceInput) -> R
         of.growing,
         copies_padding,
         of.place(candidate.name),
+        candidate.plan_only is not None,
     )
 
 
@@ -229,7 +230,8 @@ class Inquiry:
                 continue
             key = bound
             # What is unproven may be proven, or was executed, for other calls there and not for this one.
-            if candidate.adaptations or candidate.verdict != "eligible" or candidate.unproven:
+            moved = candidate.unproven or candidate.plan_only is not None
+            if moved or candidate.adaptations or candidate.verdict != "eligible":
                 key = key_of(rank_key(candidate, p, of), env.arch, policy)
             if best is None or key < best_key:
                 best, best_key = candidate, key
@@ -268,7 +270,9 @@ class Inquiry:
         candidate = self._judged.get(name)
         if candidate is None:
             p = self.p
-            if p.tensors.mask_hides_nothing:  # what goes with the mask is not known before it is gone
+            beyond = CANDIDATES[name].beyond
+            # What goes with the mask is not known before it is gone; what is refused may be planned.
+            if p.tensors.mask_hides_nothing or (beyond is not None and beyond(p, self.env, ())):
                 return self.judge(name)
             reach = self._reach(name) if self._may_adapt else frozenset[str]()
             reasons = self._kind.rules((name,)).within(name, p, self.env, reach)
@@ -324,6 +328,8 @@ class Inquiry:
             reasons = [*reasons, *too_much]
         if self.evidence.refusals:
             reasons = reasons + reasons_by_running(self.evidence, name, p)
+        if reasons and record.beyond is not None and (why := record.beyond(p, env, reasons)):
+            return Candidate(name, "eligible", (), (), why, True)
         verdict: Verdict = "eligible"
         if reasons:
             verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
@@ -392,6 +398,8 @@ def _plan_only(record: CandidateRecord, p: AttentionParams, env: Environment) ->
         return "FP8 attention is planned, not run"
     if p.kv_cache == "contiguous":
         return "contiguous KV caches are planned, not run"
+    if env.device.type in record.planned_on:
+        return f"{record.name} is planned on {env.device.type}, not run"
     return None
 
 

@@ -124,6 +124,7 @@ class RankKey(NamedTuple):
     growing: bool = False  # each call has another length: a cache that grows, prompts of all lengths
     copies_padding: bool = False  # padded rows are copied, as zeros or away, because it takes no lengths
     f_sdpa: int = 0  # its place in the order in which F.sdpa tries kernels, where F.sdpa is what runs
+    planned: bool = False  # attnsel judges such a call of it and does not run it
 
 
 @json_fields(

@@ -8,7 +8,7 @@ none.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.environment.versions import Version
     from attnsel.params import AttentionParams
+    from attnsel.verdicts.reasons import Reason
 
 Memory = tuple[str, int]
 """What it is, in words, and its bytes."""
@@ -63,6 +64,9 @@ class CandidateRecord:
         top_left and bottom_right (the diagonal's anchor, where lengths differ), padding, mask, thd, gaps,
         paged, gqa, head_dim_v, bias, bias_grad, alibi, softcap, sinks, dropout, deterministic, lse,
         max_logit, strides, cuda_graph, empty, fp8, offsets (Spec.q_offset and kv_offset), head_offset.
+    not_called: of features that it does not list, by their texts, what its package has all the same and where
+        that is written. attnsel makes no such call.
+    planned_on: device types where it is judged and not run, as attnsel's calls were never made there.
     rules: what narrows that down: a Registry with rules about ``name`` alone, or modules that register some.
     limits: "takes"; the code of the rule that ``takes`` makes, where a family has several candidates; or
         "rules" where own rules refuse, in better words, whatever ``takes`` does not list.
@@ -80,6 +84,8 @@ class CandidateRecord:
     refusals: exceptions of its library that say no to one call, as "module:name"; ValueError, RuntimeError
         and NotImplementedError always do.
     library: the library whose kernels run ("cudnn"), where several candidates share one, with its bugs.
+    beyond: why a call that these reasons stand against is planned all the same: its library has other kernels
+        for it, which attnsel does not call. None where the reasons stand.
     explain_refusal: "module:function" that turns what the library says into codes of rules.
     proven: where committed results (or tests of its maker's) show it right: "sm90", "cpu" for every call, or
         ``Proven("sm90", features, head_dim)`` for some. The first of other calls is compared with ``tiled``.
@@ -105,6 +111,8 @@ class CandidateRecord:
     family: str
     kernel: str
     takes: Collection[str]
+    not_called: Mapping[str, str] = field(default_factory=dict)
+    planned_on: Collection[str] = ()
     rules: Any = ()
     limits: str = "takes"
     needs: tuple[str, ...] = ("torch",)
@@ -115,6 +123,7 @@ class CandidateRecord:
     explicit_backward: bool = True
     refusals: tuple[str, ...] = ()
     library: str = ""
+    beyond: Callable[[AttentionParams, Environment, Collection[Reason]], str | None] | None = None
     explain_refusal: str = ""
     proven: Collection[str | Proven] = ()
     executed: Executed | None = None

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from attnsel.backends.cudnn.open_engines import planned_by
 from attnsel.environment.versions import Version
 from attnsel.params import ITEMSIZE
 from attnsel.verdicts.record import CandidateRecord, Efficiency
@@ -179,6 +180,7 @@ CANDIDATES = (
         less_memory=(ORDERED,),
         dropout="own",
         library="cudnn",
+        beyond=planned_by,
         explain_refusal="attnsel.rules.cudnn.words:rules_that_say",
         unproven_last=False,  # the kernels are NVIDIA's; the code around them is checked on its first call
         kernel_family="cudnn",

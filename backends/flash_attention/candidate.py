@@ -47,6 +47,7 @@ _package = partial(
     family="FLASH",
     unproven_last=False,  # the kernels are their maker's; the code around them is checked on its first call
 )
+_CACHE, _FP8 = "a contiguous cache", "FP8 attention"
 _ADAPTED = ("drop_mask", "pad_head_dim_qk", "pad_head_dim_v", "contiguous", "pack")
 
 CANDIDATES = (
@@ -56,8 +57,14 @@ CANDIDATES = (
         kernel="attnsel.backends.flash_attention.two:KERNEL",
         limits="FLASH200",
         source="flash_attn/flash_attn_interface.py, 2.5.9.post1 to 2.8.3: arguments of its functions",
-        takes=(*_EVERY, "head_dim_v", "alibi", "dropout"),  # head_dim_v: FLASH212
-        rules=("attnsel.rules.flash_attention.common", "attnsel.rules.flash_attention.two"),
+        takes=(*_EVERY, "rocm", "head_dim_v", "alibi", "dropout"),  # head_dim_v: FLASH212
+        not_called={_CACHE: "flash_attn_with_kvcache takes one, flash_attn_interface.py v2.8.3, line 1464"},
+        planned_on=("rocm",),
+        rules=(
+            "attnsel.rules.flash_attention.common",
+            "attnsel.rules.flash_attention.two",
+            "attnsel.rules.flash_attention.rocm",
+        ),
         needs=("torch", "flash_attn"),
         library="flash_attn",
         adaptations=_ADAPTED,
@@ -74,6 +81,10 @@ CANDIDATES = (
         limits="FLASH300",
         source="hopper/flash_attn_interface.py at v2.8.3 and 0251105a: arguments of its functions",
         takes=(*_EVERY, "head_dim_v"),
+        not_called={
+            _CACHE: "flash_attn_with_kvcache takes one, hopper/flash_attn_interface.py at 0251105a, line 942",
+            _FP8: "its forward takes e4m3 on sm90, hopper/flash_api.cpp at 0251105a, line 715",
+        },
         rules=("attnsel.rules.flash_attention.common", "attnsel.rules.flash_attention.three"),
         needs=("torch", "flash_attn_3"),
         library="flash_attn_3",
@@ -91,6 +102,7 @@ CANDIDATES = (
         limits="FLASH400",
         source="flash_attn/cute/interface.py, 4.0.0b20 and 4.0.0b36: arguments of its functions",
         takes=(*_EVERY, "head_dim_v", "sinks"),
+        not_called={_FP8: "its forward takes FP8 on sm10x, cute/interface.py 4.0.0b36, line 801"},
         rules=("attnsel.rules.flash_attention.common", "attnsel.rules.flash_attention.four"),
         needs=("torch", "flash_attn_4"),
         library="flash_attn_4",

@@ -195,6 +195,8 @@ def single_query_causal(p: AttentionParams, env: Environment) -> Violation | Non
     """
     if p.max_seqlen_q != 1 or not (p.causal or p.window_size[1] >= 0):
         return None
+    if not p.causal:
+        return Violation("window_size", p.window_size, OneOf((p.window_size[0], -1)))
     required: Requirement = FreeText("no_mask or padding: a right bound needs more than one query")
     if p.bottom_right and not p.windowed:
         required = OneOf("padding" if p.padding else "no_mask")

@@ -141,10 +141,11 @@ def three_masks(p: AttentionParams, env: Environment) -> Violation | None:
     Source: libcudnn, asked.
     """
     count, learned = masks(p), p.softmax_type == "learnable"
-    if count == 3 or (count == 2 and (p.dropout or learned)):
-        return Violation(
-            "window_size", p.window_size, FreeText("at most two of left bound, right bound and padding")
-        )
+    beside = "dropout" if p.dropout else "learned sinks" if learned else ""
+    if count == 3 or (count == 2 and beside):
+        most = f"at most one, beside {beside}," if beside else "at most two"
+        needed = FreeText(f"{most} of left bound, right bound and padding")
+        return Violation("window_size", p.window_size, needed, f"the call has {count}")
     if p.dropout and learned and (p.padding or p.gqa):
         return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
     return None

@@ -17,8 +17,7 @@ from attnsel.verdicts.requirements import OneOf
 EVERY = where(lambda record: record.family == "FLASH")
 Finding = Violation | Unknown | bool | None
 
-CUDA = {"cuda"}
-rule = rules_about(EVERY, device=CUDA)
+rule = rules_about(EVERY, device={"cuda", "rocm"})
 _Q = {"shape": (2, 4096, 16, 128)}
 _TWO = {"flash_attn": "2.8.3"}  # without it a report says no more than that it is not installed
 

@@ -381,10 +381,12 @@ def four_backward_fits(p: AttentionParams, env: Environment) -> Violation | None
     """
     if _rounded(p.head_dim_qk, 32) + _rounded(p.head_dim_v, 32) <= 320:
         return None
-    field = "head_dim_qk" if p.head_dim_qk >= p.head_dim_v else "head_dim_v"
-    return Violation(
-        field, getattr(p, field), FreeText("head dimensions of 320 together, in multiples of 32")
-    )
+    field, other = "head_dim_qk", "head_dim_v"
+    if p.head_dim_qk < p.head_dim_v:
+        field, other = other, field
+    room = 320 - _rounded(getattr(p, other), 32)
+    note = f"{other} is {getattr(p, other)}; 320 for both, each rounded up to 32"
+    return Violation(field, getattr(p, field), FreeText(f"at most {room}"), note)
 
 
 # Widths of q, k and v alike, and pairs, whose backward 4.0.0b20 builds: on Hopper, and on B200.
@@ -446,8 +448,10 @@ def four_wide_on_blackwell(p: AttentionParams, env: Environment) -> Violation | 
     if p.softmax_type != "vanilla":
         return Violation("softmax_type", p.softmax_type, OneOf("vanilla"))
     moved = p.causal and not p.bottom_right_diagonal and p.max_seqlen_q != p.max_seqlen_kv
-    if p.windowed or moved:  # a top-left diagonal is a window from the bottom right
-        return Violation("window_size", p.window_size, OneOf((-1, -1)))
+    if p.windowed:
+        return Violation("window_size", p.window_size, OneOf((-1, 0 if p.causal else -1)))
+    if moved:  # a top-left diagonal is a window from the bottom right
+        return Violation("bottom_right_diagonal", False, OneOf(True))
     if old and p.kv_cache == "paged":
         return Violation("kv_cache", "paged", OneOf("none"))
     if old and p.deterministic and p.is_training:

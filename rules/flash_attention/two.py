@@ -12,7 +12,7 @@ from attnsel.rules.api import rules_about, same_head_dims
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, FreeText, Multiple, OneOf
 
-CUDA = {"cuda"}
+CUDA, GPUS = {"cuda"}, {"cuda", "rocm"}
 rule = rules_about("flash_attn.2", device=CUDA)
 BLACKWELL = range(100, 130)
 SMALL_SHARED_MEMORY = frozenset({86, 88, 89, 120, 121})  # below 144 KiB in a block
@@ -135,6 +135,7 @@ def two_head_dim_limit(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "FLASH211",
+    device=GPUS,
     requires={("head_dim_qk", "head_dim_v"): Multiple(8)},
     fires_on={"head_dim_qk": 100, **_2},
     passes={"head_dim_qk": 104, **_2},
@@ -150,7 +151,7 @@ def two_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule("FLASH212", fires_on={"head_dim_qk": 192, "head_dim_v": 128, **_2}, passes=_2)
+@rule("FLASH212", device=GPUS, fires_on={"head_dim_qk": 192, "head_dim_v": 128, **_2}, passes=_2)
 def two_equal_head_dims(p: AttentionParams, env: Environment) -> Violation | None:
     """FlashAttention 2 wants head_dim_v equal to head_dim_qk
 
@@ -321,5 +322,7 @@ def two_window_open_to_the_right(p: AttentionParams, env: Environment) -> Violat
     if not p.bottom_right_diagonal and right >= 0:
         right += p.max_seqlen_q - p.max_seqlen_kv  # as it is from the bottom right, where it is known
     if right < 0 or p.max_seqlen_kv <= right < p.max_seqlen_q - 1:
-        return Violation("window_size", p.window_size, FreeText("a bound on the right below the keys"))
+        needed = f"a bound on the right, below {p.max_seqlen_kv} from the bottom-right diagonal"
+        note = f"it is {right} there" if right >= 0 else ""
+        return Violation("window_size", p.window_size, FreeText(needed), note)
     return None

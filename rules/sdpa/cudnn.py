@@ -432,9 +432,10 @@ def wide_backward(p: AttentionParams, env: Environment) -> Violation | None:
     """
     if max(head_dims(p)) <= 128 or head_dims(p) in (DEEPSEEK, (256, 256)):
         return None
-    field = "head_dim_v" if p.head_dim_v < p.head_dim_qk else "head_dim_qk"
+    by_field = {"head_dim_qk": p.head_dim_qk, "head_dim_v": p.head_dim_v}
+    field = min((name for name, size in by_field.items() if size != 256), key=by_field.__getitem__)
     note = "both head dimensions; or 192/128 (head_dim_qk/head_dim_v), or at most 128"
-    return Violation(field, min(head_dims(p)), OneOf(256), note)
+    return Violation(field, by_field[field], OneOf(256), note)
 
 
 @rule(

@@ -179,9 +179,10 @@ def flash_causal_corner(p: AttentionParams, env: Environment) -> Violation | Non
         return None
     if p.bottom_right and p.max_seqlen_q < p.max_seqlen_kv:
         return None
-    return Violation(
-        "attn_mask_type", p.attn_mask_type, FreeText("equal lengths, or causal_bottom_right with s_q <= s_kv")
-    )
+    needed = "at least as many keys as queries" if p.bottom_right else "equal lengths"
+    if not p.bottom_right and p.max_seqlen_q < p.max_seqlen_kv:
+        needed += ", or causal_bottom_right"
+    return Violation("attn_mask_type", p.attn_mask_type, FreeText(needed))
 
 
 @rule(

@@ -85,7 +85,7 @@ WHY = {
         lambda s, row: row["arch"] == 120 and s["flash_attn.4"].placed_by == "PREF005",
     ),
     "LIBRARY": Why(
-        "cuDNN takes it, and the table before it does not: test_cudnn_against_te.py",
+        "cuDNN takes it, and the table before it does not: cudnn_against_te.json",
         lambda s, row: s.backend == "cudnn" and not s.ranked[0].adaptations,
     ),
     "ADAPTED": Why(

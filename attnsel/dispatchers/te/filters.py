@@ -230,7 +230,11 @@ def _window_of_cudnn(a: FilterInput) -> str:
     if not a.windowed:
         return ""
     if p.fp8 and p.recipe is not None and (p.recipe.fp8_dpa or p.recipe.fp8_mha):
-        return "" if _fp8_since_2_14(a) else "a window in FP8: sm100 and cuDNN 9.21.0 at least"
+        return (
+            ""
+            if _fp8_since_2_14(a)
+            else "a window in FP8: TransformerEngine 2.14, sm100 and cuDNN 9.21.0 at least"
+        )
     if p.attention_dropout:
         return "a window with dropout"
     if a.te < Version(2, 12) and a.window[1] != 0:
@@ -484,14 +488,14 @@ FILTERS: tuple[Filter, ...] = (
     refuses(
         FUSED,
         "1125-1140",
-        "softmax_type {p.softmax_type} in FP8: sm100 and cuDNN 9.21.0 at least",
+        "softmax_type {p.softmax_type} in FP8: TransformerEngine 2.14, sm100, cuDNN 9.21.0 at least",
         lambda a: _sinks(a) and a.fp8 and not _fp8_since_2_14(a),
         since="2.8",
     ),
     refuses(
         FUSED,
         "1141-1147",
-        "softmax_type {p.softmax_type} with packed sequences: cuDNN is {a.cudnn}, at least 9.18.0",
+        "softmax_type {p.softmax_type} in packed sequences: TransformerEngine 2.12, cuDNN 9.18 at least",
         lambda a: _sinks(a) and a.packed and (a.te < Version(2, 12) or a.cudnn < Version(9, 18)),
         since="2.8",
     ),
@@ -598,7 +602,7 @@ FILTERS: tuple[Filter, ...] = (
     refuses(
         FUSED,
         "1545-1555",
-        "deterministic training in FP8: cuDNN is {a.cudnn}, at least 9.19.0 with TransformerEngine 2.12",
+        "deterministic training in FP8: TransformerEngine 2.12, sm90 and cuDNN 9.19.0 at least",
         lambda a: (
             (a.deterministic and a.fp8 and a.p.is_training)
             and not (a.te >= Version(2, 12) and a.arch >= 90 and a.cudnn >= Version(9, 19))

@@ -411,7 +411,7 @@ def _why(question: Scenario, name: str, wanted: Wanted, software: Software, judg
         how.append(_CUDA_13_DRIVER)
     flash = flash_attn_wheel(env, lambda version: version == env.flash_attn)
     if "flash_attn" in wanted and not isinstance(flash, Wheel):
-        how.append(f"{flash}: it is compiled here, with nvcc and for hours")
+        how.append(f"{flash}: it is compiled here, with {flash.compiler} and for hours")
     if "flash_attn_3" in wanted and not has_wheels(env, {"flash_attn_3": wanted["flash_attn_3"]}):
         how.append("no wheel is known for this torch and CUDA: it is compiled here, with nvcc from 12.3 on")
     if how:
