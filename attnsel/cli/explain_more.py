@@ -251,9 +251,8 @@ def explain_log(path: Path, question: Question, form: Form) -> int:
     with opened(path, "--from-log") as (file, size), bar("reading", size) as progress:
         found = gather(lines_of(file, progress))
     if not found.calls:
-        complain("nothing in this log is known to attnsel; looked for:")
         for line in nothing_known():
-            complain(f"  {line}")
+            complain(line)
         return NO_BACKEND
     stated = Stated(
         question.params, question.machine, question.environment, question.policy, question.lying.of

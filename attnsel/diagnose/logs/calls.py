@@ -7,7 +7,7 @@ that an open call has already, and an end that the last call had too, are taken 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ _MOST = 2000  # different calls; what is beyond is counted
 _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
 _NEAR = 150  # lines between a frame of attention and the error that ends its traceback
+_BEFORE = 12  # the same where people paste the error first
 
 
 class Gathered(NamedTuple):
@@ -37,6 +38,7 @@ class _Stream:
         self.open: dict[str, list[Finding]] = {}
         self.last: _Key | None = None
         self.frame = -_NEAR  # line of the last frame of attention in a traceback
+        self.waiting: list[tuple[Entry, Finding]] = []  # errors that count if a frame follows soon
 
 
 _Key = tuple[Finding, ...]
@@ -60,8 +62,12 @@ class Calls:
                     self._machine.setdefault(_identity(finding), finding)
             elif finding.kind == "frame":
                 stream.frame = entry.number
+                late, stream.waiting = stream.waiting, []
+                for there, told in late:
+                    if entry.number - there.number <= _BEFORE:
+                        self.add(there, (told._replace(near=False),))
             elif finding.near and entry.number - stream.frame >= _NEAR:
-                continue
+                stream.waiting = [*stream.waiting, (entry, finding)][-_SHOWN:]
             elif finding.kind in ("chosen", "error"):
                 self._end(stream, finding, entry)
             elif finding.kind == "note" and not stream.open:
@@ -82,7 +88,8 @@ class Calls:
             if count[0] > 0
         ]
         calls.sort(key=lambda call: (-call.times, call.lines[:1]))
-        return Gathered(*resolve_ambiguous(calls, self._machine.values()), self._left_out)
+        told, machine = resolve_ambiguous(calls, self._machine.values())
+        return Gathered(tuple(_one_incident(told)), machine, self._left_out)
 
     def _drop_told_twice(self) -> None:
         """An error that stands alone and says nothing, beside a call of its library that did not run: people
@@ -147,6 +154,21 @@ class Calls:
         counted = self._counts.get("\x00".join(map(_identity, findings)))
         if counted is not None:
             counted[1][0] -= 1
+
+
+def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
+    """Calls whose messages say one and the same in other words are one: a library and the one below it, or
+    both lines of an error."""
+    seen: dict[tuple[object, ...], LoggedCall] = {}
+    for call in calls:
+        key = (call.library, *((f.known, f.fix, f.codes) if f.known else f.text for f in call.findings))
+        first = seen.get(key)
+        if first is None:
+            seen[key] = call
+        else:
+            lines = tuple(sorted({*first.lines, *call.lines}))[:_SHOWN]
+            seen[key] = first._replace(times=max(first.times, call.times), lines=lines)
+    yield from seen.values()
 
 
 def _says_nothing(finding: Finding) -> bool:

@@ -82,9 +82,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (r"\\\\[^\s\\/]+\\[^\s,;'\")]+", "<path>"),
     (r"(?<![\w.:/>*\-+)\]\"'])(?:~[\w.\-]*|\$\{?HOME\}?)?(?:/[^\s/:,;'\"()\[\]{}<>=|]+)+/?", "PATH"),
     (r"(?<=[\"'(\[])(?:~[\w.\-]*)?/[^\s'\":,;()\[\]{}<>|]+", "PATH"),
-    # A long run of letters and figures that no word or version is.
+    # A long run of letters and figures that no word, version or symbol of C++ (_ZN3c10…) is.
     (
-        r"(?<![A-Za-z0-9_])(?=[A-Za-z0-9+/_\-]*[0-9])(?=[A-Za-z0-9+/_\-]*[A-Z])(?=[A-Za-z0-9+/_\-]*[a-z])"
+        r"(?<![A-Za-z0-9_])(?!_Z[A-Z0-9])(?=[A-Za-z0-9+/_\-]*[0-9])(?=[A-Za-z0-9+/_\-]*[A-Z])(?=[A-Za-z0-9+/_\-]*[a-z])"
         r"[A-Za-z0-9+/_\-]{32,}={0,2}",
         _SECRET,
     ),

@@ -103,6 +103,7 @@ _VLLM_MESSAGES = declared(
 # issues named.
 
 _SGLANG_MESSAGES = declared("serving", "SGLang")
+_FLASHINFER_MESSAGES = declared("serving", "FlashInfer")
 
 
 LIBRARIES = (
@@ -112,4 +113,5 @@ LIBRARIES = (
         _VLLM_MESSAGES,
     ),
     FirstOf("SGLang", "refusals of --attention-backend", _SGLANG_MESSAGES),
+    FirstOf("FlashInfer", "kernels that are not there for a GPU", _FLASHINFER_MESSAGES),
 )
