@@ -114,7 +114,7 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
 
 
 def _same(name: str, one: Any, other: Any) -> bool:
-    """Whether two values of a log are one: a card by its names or its architecture, a release by its number."""
+    """Whether two values of a log are one: a card by name or architecture, a release by its number."""
     if name == "gpu":
         with suppress(ValueError):
             cards = look_up_gpu(str(one)), look_up_gpu(str(other))
@@ -284,7 +284,7 @@ def answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Answ
         select(p, env, policy=policy),
         causes,
         tuple(dict.fromkeys(finding.fix for finding in call.findings if finding.fix)),
-        tuple(_ways(plain, refused, rebuilt)) if answerable else (),
+        tuple(_ways(plain, refused, rebuilt.says)) if answerable else (),
         tuple(_against(call, plain, causes)) if answerable else (),
     )
 
@@ -369,7 +369,7 @@ def _dispatch(call: LoggedCall, rebuilt: Rebuilt) -> Dispatch | None:
 # ---- what helps, what does not fit --------------------------------------------------------------------
 
 
-def _ways(plain: Selection, refused: Sequence[str], rebuilt: Rebuilt) -> Iterator[Unlock]:
+def _ways(plain: Selection, refused: Sequence[str], says: Callable[[str], bool]) -> Iterator[Unlock]:
     """The cheapest, of changes of call, package and machine; a package that is not there at all last. None
     changes what nobody said."""
     ways = [
@@ -378,7 +378,7 @@ def _ways(plain: Selection, refused: Sequence[str], rebuilt: Rebuilt) -> Iterato
         if way.candidate in refused
         and not CANDIDATES[way.candidate].last_resort
         and not any(field.startswith("policy.") for field, _ in way.changes)
-        and all(rebuilt.says(field) for field, _ in way.changes)
+        and all(says(field) for field, _ in way.changes)
         and worth_showing(way, plain)
     ]
     shown = dict.fromkeys(refused, 0)

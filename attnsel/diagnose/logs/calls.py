@@ -161,7 +161,8 @@ def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
     both lines of an error."""
     seen: dict[tuple[object, ...], LoggedCall] = {}
     for call in calls:
-        key = (call.library, *((f.known, f.fix, f.codes) if f.known else f.text for f in call.findings))
+        facts = sorted({**call.params, **call.environment}.items(), key=lambda item: item[0])
+        key = (call.library, str(facts), *(f.known + f.fix or f.text for f in call.findings))
         first = seen.get(key)
         if first is None:
             seen[key] = call

@@ -493,7 +493,8 @@ SEEN = "seen"
 
 
 class Variant(NamedTuple):
-    """One meaning. ``archs``: of GPUs between the two, both included; a GPU that nobody named is any.
+    """One meaning. ``archs``: of GPUs between the two, both included; a GPU that nobody named is any, unless
+    ``named``.
     ``seen``, ``unseen``: names of ``SEEN`` one of which is in the log, or none of them. ``torch``: a release.
     """
 
@@ -501,11 +502,14 @@ class Variant(NamedTuple):
     fix: str
     codes: tuple[str, ...] = ()
     archs: tuple[int, int] | None = None
+    named: bool = False
     seen: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     torch: str = ""
 
     def holds(self, log: _Log) -> bool:
+        if self.named and log.arch is None:
+            return False
         if self.archs and log.arch is not None and not self.archs[0] <= log.arch <= self.archs[1]:
             return False
         if self.torch and not log.torch.startswith(self.torch):
@@ -565,9 +569,13 @@ def _resolved(finding: Finding, log: _Log) -> Finding | None:
     certain = [one for one in holding if one.seen or one.torch or (one.archs and log.arch is not None)]
     chosen = certain[:1] or holding
     codes = tuple(dict.fromkeys(code for one in chosen for code in one.codes))
+    # flash-attn's setup.py has one name for each family of Blackwell: 100, 110, 120 (setup.py:74, 2.8.4).
+    build = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"
+    if log.arch is not None:
+        build = str(log.arch // 10 * 10)
     return finding._replace(
         known="; or ".join(dict.fromkeys(one.known for one in chosen)),
-        fix="; or ".join(dict.fromkeys(one.fix for one in chosen)),
+        fix="; or ".join(dict.fromkeys(one.fix for one in chosen)).replace("{build_arch}", build),
         codes=codes,
         variants=(),
     )

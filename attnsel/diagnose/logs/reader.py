@@ -44,7 +44,7 @@ _STREAM = re.compile(
     | (?P<slurm>\d{1,5}):\s                                              # srun --label
     | (?P<compose>[\w.\-]{1,80}?)\s+\|\s                                 # docker compose
     | \[(?P<kubectl>pod/[\w./\-]+)\]\s                                   # kubectl logs --prefix
-    | \((?P<ray>[\w.:\-]{1,80})\s(?:pid|rank)=\d+(?:,\s?ip=[\w.:]+)?\)\s    # ray, vLLM
+    | \((?P<process>[\w.:\-]{1,80}\s(?:pid|rank)=\d+)(?:,\s?ip=[\w.:]+)?\)\s    # ray, vLLM
     | \[(?P<mpi>\d+,\d+)\]<std(?:out|err)>:\s?                           # mpirun --tag-output
     )""",
     re.VERBOSE,
@@ -130,10 +130,10 @@ def without_prefix(line: str) -> tuple[str, str]:
     if quoted is not None:
         line = line[quoted.end() :]
     while (prefix := _STREAM.match(line)) is not None and prefix.end() > 0:
-        # The last one, which the program itself writes: a rank's number, or a process' name; no host, no pid.
+        # The last one, which the program itself writes: a rank's number, or a process' name; no host.
         kind = prefix.lastgroup or ""
         name = scrub(prefix[kind])
-        stream = name if kind == "ray" else f"{'rank' if kind in ('torchrun', 'slurm') else kind} {name}"
+        stream = name if kind == "process" else f"{'rank' if kind in ('torchrun', 'slurm') else kind} {name}"
         line = line[prefix.end() :]
     return line, stream
 

@@ -38,7 +38,8 @@ def log_document(explained: Explained) -> Document:
     if len(explained.answers) == 1:
         blocks: list[Block] = [Paragraph(Strong(_verdict(answers[0]))), *_parts(answers[0])]
     else:
-        blocks = [Paragraph(Strong(f"{len(explained.answers)} things in this log, the most frequent first."))]
+        total, different = sum(answer.call.times for answer in explained.answers), len(explained.answers)
+        blocks = [Paragraph(Strong(f"{total} attention calls in this log, {different} different."))]
         for number, answer in enumerate(answers, 1):
             blocks.append(Section(_verdict(answer), tuple(_parts(answer)), number))
     rest = _rest(explained)
@@ -61,6 +62,8 @@ def _verdict(answer: AnsweredCall) -> str:
     """What happened, in one sentence: the cause that is known best, else the message that it ended with."""
     call = answer.call
     cause = _deciding(answer)
+    if cause is None and call.outcome is None and all(f.kind == "question" for f in call.findings):
+        return f"{call.library}: the configuration of a call, and not what became of it"
     if cause is None:
         return f"{call.library}: {(call.outcome or call.findings[-1]).text}"
     about = ", ".join(cause.candidates) or call.library
@@ -123,10 +126,11 @@ def _parts(answer: AnsweredCall) -> Iterator[Block]:
     helps = [*(Item(fix, "→") for fix in answer.fixes), *map(_way, answer.ways)]
     if not rebuilt.described and (ask := library_of(answer.call).ask):
         helps.append(Item(ask, "→"))
-    if not helps:
+    if not helps and not (rebuilt.described and rebuilt.placed):
         gpu = rebuilt.environment.device.name if rebuilt.placed else "NAME"
         helps.append(Item(f"the call with flags: attnsel explain --gpu {gpu} --head-dim … --seqlen …", "→"))
-    yield _part("What helps", helps)
+    if helps:
+        yield _part("What helps", helps)
     yield _part("What the log says", _said(answer.call.findings), _facts(answer))
     if rebuilt.described and rebuilt.placed:
         backend = answer.attnsel.backend
@@ -151,7 +155,7 @@ def _said(findings: Iterable[Finding]) -> Iterator[Item]:
     if left > 0:
         yield Item(f"and {left + 1} more", "·")
     if not shown:
-        yield Item("the call's configuration, and not what became of it", "·")
+        yield Item("the call's configuration", "·")
 
 
 _LEADS = {"computed": "✖", "said": "?", "known": "·"}

@@ -30,8 +30,8 @@ CAST = (
     "give fp32 back"
 )
 BLACKWELL_BUILD = (
-    "flash-attn 2.7.3 or newer built for the card with CUDA 12.8 or newer: FLASH_ATTN_CUDA_ARCHS=120 pip "
-    "install flash-attn --no-build-isolation"
+    "flash-attn 2.7.3 or newer built for the card with CUDA 12.8 or newer: "
+    "FLASH_ATTN_CUDA_ARCHS={build_arch} pip install flash-attn --no-build-isolation"
 )
 OLDER = (0, 79)
 BLACKWELL = (100, 129)
@@ -63,6 +63,7 @@ _MESSAGES = (
                 'CUDA_VISIBLE_DEVICES on the card that is meant; meanwhile attn_implementation="sdpa" in '
                 "from_pretrained, where the model's own code does not call flash_attn",
                 archs=(80, 99),
+                named=True,
             ),
         ),
         source=f"{_API2}:393; 2.7.2, :370; Dao-AILab/flash-attention#1540, #762, #1485",

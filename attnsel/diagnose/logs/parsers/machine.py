@@ -109,6 +109,7 @@ _FRAMES = Library(
     (
         _seen("flash_attn", "flash_attn_interface"),
         _seen("flash_attn", "flash-attention", rf"flash-attention{_SEP}"),
+        _seen("flash_attn", ("flash_fwd_launch_template", "flash_bwd_launch_template")),
         _seen("flash_attn", "mha_fwd", r"\bmha_(?:varlen_)?fwd"),
         _seen("flash_attn_3", "hopper", rf"flash-attention{_SEP}hopper"),
         _seen("flash_attn_3", "flash_attn_3"),

@@ -55,8 +55,8 @@ def test_four_ways_help_and_none_that_is_not_worth_showing() -> None:
     p = AttentionParams(head_dim_qk=192, head_dim_v=128)
     plain = select(p, Environment.describe("H100", cudnn="9.1.0", torch="2.9.1"))
     assert "flash_attn.2" in [way.candidate for way in plain.unlocks]
-    shown = [way.candidate for way in _ways(plain, list(CANDIDATES))]
+    shown = [way.candidate for way in _ways(plain, list(CANDIDATES), bool)]
     assert shown == ["cudnn", "flash_attn.3", "flash_attn.4", "sdpa.cudnn"]
-    assert [way.candidate for way in _ways(plain, ["flash_attn.2", "cudnn"])] == ["cudnn"]
+    assert [way.candidate for way in _ways(plain, ["flash_attn.2", "cudnn"], bool)] == ["cudnn"]
     denied = select(p, Environment.describe("H100", cudnn="9.1.0"), policy=Policy(deny=("flash_attn.3",)))
-    assert not list(_ways(denied, ["flash_attn.3"])), "what a user's policy rules out is no way"
+    assert not list(_ways(denied, ["flash_attn.3"], bool)), "what a user's policy rules out is no way"
