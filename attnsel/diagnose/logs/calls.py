@@ -11,7 +11,16 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from attnsel.diagnose.logs.message import Finding, LoggedCall, More, gate, resolve_ambiguous
+from attnsel.diagnose.logs.message import (
+    Finding,
+    Library,
+    LoggedCall,
+    Message,
+    More,
+    gate,
+    resolve_ambiguous,
+    shape_of,
+)
 from attnsel.diagnose.logs.parsers import libraries
 from attnsel.diagnose.logs.reader import Entry, entries
 
@@ -188,14 +197,20 @@ def gather(lines: Iterable[str]) -> Gathered:
     """The calls in a log's lines, which may be any number."""
     known, calls = libraries(), Calls()
 
+    @lru_cache(maxsize=4096)
+    def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:
+        return tuple((library, among) for library in known if (among := library.likely(shape)))
+
     def more(line: str) -> More:
-        return next((how for library in known if (how := library.more(line))), "")
+        found = (library.more(line, among) for library, among in likely(shape_of(line)))
+        return next((how for how in found if how), "")
 
     @lru_cache(maxsize=4096)  # ranks and steps print the same thing over and over
     def findings(text: str) -> tuple[Finding, ...]:
         """Of every library; what two of them print is the first one's."""
         found: list[Finding] = []
-        for one in (one for library in known for one in library.findings(text)):
+        every = likely(shape_of(text))
+        for one in (one for library, among in every for one in library.findings(text, among)):
             if not any(one.text in there.text and one.library != there.library for there in found):
                 found.append(one)
         return tuple(found)

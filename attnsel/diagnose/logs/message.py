@@ -15,6 +15,7 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -97,6 +98,7 @@ _LONGEST = 4000
 _CODE = re.compile(r"[\w\-]+\.(?:py|pyx|cpp|cc|cu|cuh|h|hpp|c|rs)")
 
 
+@lru_cache(maxsize=4096)  # a message that is printed at every step is one text
 def scrub(text: str) -> str:
     """``text`` without what is nobody else's business, and cut where it is long beyond reason."""
     text = _LONG_WORD.sub("<long>", text)
@@ -451,27 +453,38 @@ class Library:
     ask: str = ""
     source: str = ""
 
-    def findings(self, text: str) -> Iterator[Finding]:
-        """Everything that ``text``, one entry of a log, says."""
-        for message in self.messages:
+    def findings(self, text: str, among: tuple[Message, ...] | None = None) -> Iterator[Finding]:
+        """All that ``text``, one entry of a log, says; ``among``: messages that it can hold, if known."""
+        for message in self.messages if among is None else among:
             found = message.find(self.name, text)
             if found is not None:
                 yield found if found.source else found._replace(source=self.source)
 
-    def more(self, line: str) -> More:
+    def more(self, line: str, among: tuple[Message, ...] | None = None) -> More:
         """Which of the lines that follow ``line`` belong to it."""
-        return next(
-            (m.more for m in self.messages if m.more and any(quick in line for quick in m.quicks)), ""
-        )
+        messages = self.messages if among is None else among
+        return next((m.more for m in messages if m.more and any(quick in line for quick in m.quicks)), "")
+
+    def likely(self, shape: str) -> tuple[Message, ...]:
+        """The messages that a text of this ``shape`` (``shape_of``) can hold."""
+        return tuple(m for m in self.messages if any(shape_of(quick) in shape for quick in m.quicks))
 
 
 class FirstOf(Library):
     """A library one of whose messages is in a text: the first that fits, so that the general come last."""
 
-    def findings(self, text: str) -> Iterator[Finding]:
-        for found in super().findings(text):
+    def findings(self, text: str, among: tuple[Message, ...] | None = None) -> Iterator[Finding]:
+        for found in super().findings(text, among):
             yield found
             return
+
+
+_DIGITS = re.compile(r"\d+")
+
+
+def shape_of(text: str) -> str:
+    """A text with one figure for each number: the steps of a log print one shape over and over."""
+    return _DIGITS.sub("0", text)
 
 
 def gate(known: Iterable[Library]) -> tuple[str, ...]:
