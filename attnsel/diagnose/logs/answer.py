@@ -59,13 +59,15 @@ class Stated(NamedTuple):
 
 class Rebuilt(NamedTuple):
     """``described``: whether log or user say anything by which rules could answer. ``stated``: fields,
-    ``gpu`` and components that they say. ``assumed``: in words, what was
+    ``gpu`` and components that they say, ``meant``: those that a message means without saying them (a Turing
+    card). ``assumed``: in words, what was
     taken for what nobody says. ``unread``: what the log says and could not be used."""
 
     params: AttentionParams
     environment: Environment
     described: bool
     stated: tuple[str, ...]
+    meant: tuple[str, ...]
     assumed: tuple[str, ...]
     unread: tuple[str, ...]
 
@@ -76,11 +78,12 @@ class Rebuilt(NamedTuple):
 
     def says(self, field: str) -> bool:
         """Whether what a reason rests on is stated; what is computed from several counts as stated."""
-        if field in AttentionParams.model_fields:
-            return field in self.stated
+        known = {*self.stated, *self.meant}
         if field in COMPONENTS:
-            return field in self.stated or (field in _WITH_TORCH and "torch" in self.stated)
-        return self.placed if field in ("arch", "device") else True
+            return field in known or (field in _WITH_TORCH and "torch" in known)
+        if field in ("arch", "device"):
+            return "gpu" in known
+        return field in known or field not in AttentionParams.model_fields
 
 
 def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Rebuilt:
@@ -101,13 +104,14 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
     p = stated.finish(_params(fields, stated.params, unread))
     said = {*call.params, *stated.params} & p.model_fields_set
     described = bool(said) or "gpu" in call.environment
-    where = {*there, *call.environment, *stated.machine, *(["gpu"] if "gpu" in supposed else ())}
+    where = {*there, *call.environment, *stated.machine}
     where |= set() if stated.environment is None else {"gpu", *COMPONENTS}
     return Rebuilt(
         p,
         env,
         described,
         tuple(sorted(said | where)),
+        tuple(supposed),
         tuple(_assumed(p, env, said, where, supposed, stated)),
         tuple(dict.fromkeys(map(scrub, unread))),
     )
