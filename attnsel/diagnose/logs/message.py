@@ -83,9 +83,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (r"\\\\[^\s\\/]+\\[^\s,;'\")]+", "<path>"),
     (r"(?<![\w.:/>*\-+)\]\"'])(?:~[\w.\-]*|\$\{?HOME\}?)?(?:/[^\s/:,;'\"()\[\]{}<>=|]+)+/?", "PATH"),
     (r"(?<=[\"'(\[])(?:~[\w.\-]*)?/[^\s'\":,;()\[\]{}<>|]+", "PATH"),
-    # A long run of letters and figures that no word, version or symbol of C++ (_ZN3c10…) is.
+    # A long run of letters and figures that is no word, version, symbol of C++ (_ZN3c10…) or name of a class.
     (
-        r"(?<![A-Za-z0-9_])(?!_Z[A-Z0-9])(?=[A-Za-z0-9+/_\-]*[0-9])(?=[A-Za-z0-9+/_\-]*[A-Z])(?=[A-Za-z0-9+/_\-]*[a-z])"
+        r"(?<![A-Za-z0-9_])(?!_Z[A-Z0-9])(?!(?:[A-Z][a-z]{1,24}){2,12}\d{0,2}\b)(?=[A-Za-z0-9+/_\-]*[0-9])"
+        r"(?=[A-Za-z0-9+/_\-]*[A-Z])(?=[A-Za-z0-9+/_\-]*[a-z])"
         r"[A-Za-z0-9+/_\-]{32,}={0,2}",
         _SECRET,
     ),
