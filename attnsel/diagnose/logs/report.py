@@ -30,6 +30,7 @@ MOST_CALLS = 5  # shown; --json has all
 _MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔", "question": "·", "note": "·"}
 _MOST_SAID = 14  # messages of one call
 _MOST_PASTE = 6
+_SWITCHED_OFF = "the program itself leaves this kernel out"  # data/torch_sdpa.csv
 
 
 def log_document(explained: Explained) -> Document:
@@ -72,8 +73,9 @@ def _verdict(answer: AnsweredCall) -> str:
 
 
 def _deciding(answer: AnsweredCall) -> Cause | None:
-    """The cause that is the verdict."""
-    told = sorted(answer.causes, key=lambda cause: ("known", "computed", "said").index(cause.how))
+    """The cause that is the verdict; that a kernel was switched off by the program itself is the last."""
+    order = ("known", "computed", "said")
+    told = sorted(answer.causes, key=lambda c: (c.text.startswith(_SWITCHED_OFF), order.index(c.how)))
     return told[0] if told else None
 
 
