@@ -36,7 +36,7 @@ IN = (
 )
 
 LINES = [line.split("\t") for line in Path(__file__).with_name("private.txt").read_text().splitlines()]
-"""What stands before a tab holds what stands behind it, which is nobody's business; lines without one stay."""
+"""What stands before a tab holds what stands behind it, which is nobody's business; other lines stay."""
 NAMES = [(text, private[0]) for text, *private in LINES if private]
 KEPT = [text for text, *private in LINES if not private]
 
@@ -62,8 +62,8 @@ def test_nothing_private_of_a_message_reaches_report_or_json() -> None:
     """Messages end in whatever is behind them, and configurations hold any value."""
     for private in ("hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345", "/home/jane/x"):
         log = (
-            f"Running with config={{'transformer_engine_version': '2.8.0', 'compute_capability': '{private}', "
-            f"'head_dim_qk': '{private}', 'my_note': '{private}', 'attn_mask_type': 'causal'}}\n"
+            f"Running with config={{'transformer_engine_version': '2.8.0', 'head_dim_qk': '{private}', "
+            f"'compute_capability': '{private}', 'my_note': '{private}', 'attn_mask_type': 'causal'}}\n"
             f"Disabling FusedAttention as {private} is so\n"
             f"RuntimeError: cuDNN Frontend error: [cudnn_frontend] Error: {private}\n"
             f"PyTorch version: 2.5.1 {private}\n"
