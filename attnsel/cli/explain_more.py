@@ -15,7 +15,7 @@ from attnsel.cli.output import FOUND, NO_BACKEND, bar, complain, unwound
 from attnsel.cli.question import Question
 from attnsel.diagnose.logs.answer import Stated, explained
 from attnsel.diagnose.logs.calls import gather
-from attnsel.diagnose.logs.reader import lines_of, opened
+from attnsel.diagnose.logs.reader import HEAD, TAIL, lines_of, opened
 from attnsel.diagnose.logs.report import log_document, nothing_known
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
@@ -249,11 +249,15 @@ def explain_log(path: Path, question: Question, form: Form) -> int:
     if question.from_file:
         raise InvalidInput("--params", None, "cannot go with --from-log: both say what the call is")
     with opened(path, "--from-log") as (file, size), bar("reading", size) as progress:
-        found = gather(lines_of(file, progress))
+        found = gather(lines_of(file, progress, size))
+        if size > HEAD + TAIL:
+            complain(
+                f"of {size >> 20} MiB the first {HEAD >> 20} and the last {TAIL >> 20} were read: "
+                "give the part that matters by itself for the rest"
+            )
     if not found.calls:
-        complain("nothing in this log is known to attnsel; looked for:")
         for line in nothing_known():
-            complain(f"  {line}")
+            complain(line)
         return NO_BACKEND
     stated = Stated(
         question.params, question.machine, question.environment, question.policy, question.lying.of

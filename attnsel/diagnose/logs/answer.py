@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
@@ -14,6 +15,7 @@ from attnsel.diagnose.logs.message import NOTHING, Finding, Library, LoggedCall,
 from attnsel.diagnose.logs.parsers import libraries
 from attnsel.dispatchers import Dispatch, dispatched_by
 from attnsel.environment import COMPONENTS, Environment
+from attnsel.environment.gpus import look_up_gpu
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, short
 from attnsel.params import AttentionParams
@@ -28,7 +30,8 @@ from attnsel.selection.unlock import Unlock
 
 _T = TypeVar("_T")
 
-GPU = "H100"  # where nothing says which: what most logs of our list came from
+GPU = "H100"  # where nothing says which, so that rules can be asked at all; no answer rests on it
+_WITH_TORCH = ("cuda", "cudnn", "triton")  # what a release of torch brings
 
 _MATTER = (
     "dtype",
@@ -56,15 +59,31 @@ class Stated(NamedTuple):
 
 class Rebuilt(NamedTuple):
     """``described``: whether log or user say anything by which rules could answer. ``stated``: fields,
-    ``gpu`` and components that they say. ``assumed``: in words, what was
+    ``gpu`` and components that they say, ``meant``: those that a message means without saying them (a Turing
+    card). ``assumed``: in words, what was
     taken for what nobody says. ``unread``: what the log says and could not be used."""
 
     params: AttentionParams
     environment: Environment
     described: bool
     stated: tuple[str, ...]
+    meant: tuple[str, ...]
     assumed: tuple[str, ...]
     unread: tuple[str, ...]
+
+    @property
+    def placed(self) -> bool:
+        """Whether anybody says on which device it ran: without that no verdict of ours is about this call."""
+        return "gpu" in self.stated
+
+    def says(self, field: str) -> bool:
+        """Whether what a reason rests on is stated; what is computed from several counts as stated."""
+        known = {*self.stated, *self.meant}
+        if field in COMPONENTS:
+            return field in known or (field in _WITH_TORCH and "torch" in known)
+        if field in ("arch", "device"):
+            return "gpu" in known
+        return field in known or field not in AttentionParams.model_fields
 
 
 def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Rebuilt:
@@ -73,10 +92,12 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
     there: dict[str, Any] = {}
     for finding in machine:
         for name, value in finding.environment.items():
-            if there.setdefault(name, value) != value:
+            if not _same(name, there.setdefault(name, value), value):
                 unread.append(f"{name} = {short(value, str)}: the log says {short(there[name], str)} before")
     supposed = call.supposed
     logged = {**_of(supposed, COMPONENTS, "gpu", "platform"), **there, **call.environment}
+    if "gpu" in there and _same("gpu", there["gpu"], logged["gpu"]):
+        logged["gpu"] = there["gpu"]  # the card's name says more than the architecture that a message prints
     usual = library_of(call).usual
     fields = {**usual, **_of(supposed, AttentionParams.model_fields), **call.params}
     env = _environment(logged, stated, unread)
@@ -84,14 +105,28 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
     said = {*call.params, *stated.params} & p.model_fields_set
     described = bool(said) or "gpu" in call.environment
     where = {*there, *call.environment, *stated.machine}
+    where |= set() if stated.environment is None else {"gpu", *COMPONENTS}
     return Rebuilt(
         p,
         env,
         described,
         tuple(sorted(said | where)),
+        tuple(supposed),
         tuple(_assumed(p, env, said, where, supposed, stated)),
         tuple(dict.fromkeys(map(scrub, unread))),
     )
+
+
+def _same(name: str, one: Any, other: Any) -> bool:
+    """Whether two values of a log are one: a card by name or architecture, a release by its number."""
+    if name == "gpu":
+        with suppress(ValueError):
+            cards = look_up_gpu(str(one)), look_up_gpu(str(other))
+            bare = any(card.name == f"sm{card.arch}" for card in cards)
+            return cards[0].arch == cards[1].arch if bare else cards[0] == cards[1]
+    if name in COMPONENTS:
+        return str(one).partition("+")[0] == str(other).partition("+")[0]
+    return bool(one == other)
 
 
 def library_of(call: LoggedCall) -> Library:
@@ -245,6 +280,7 @@ def answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Answ
     plain = select(p, _where_attnsel_runs(call, env), policy=policy.replace(adapt="never"))
     refused = [name for name in _refused(call) if name in CANDIDATES]
     causes = tuple(_causes(call, rebuilt, plain))
+    answerable = rebuilt.described and rebuilt.placed
     return AnsweredCall(
         call,
         rebuilt,
@@ -252,8 +288,8 @@ def answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Answ
         select(p, env, policy=policy),
         causes,
         tuple(dict.fromkeys(finding.fix for finding in call.findings if finding.fix)),
-        tuple(_ways(plain, refused)) if rebuilt.described else (),
-        tuple(_against(call, plain, causes)) if rebuilt.described else (),
+        tuple(_ways(plain, refused, rebuilt.says)) if answerable else (),
+        tuple(_against(call, plain, causes)) if answerable else (),
     )
 
 
@@ -284,7 +320,7 @@ def _causes(call: LoggedCall, rebuilt: Rebuilt, plain: Selection) -> Iterator[Ca
     """
     told: dict[tuple[str, str, str, str], list[str]] = {}
     for finding in call.findings:
-        for how, code, text, link in _declared(finding, plain):
+        for how, code, text, link in _declared(finding, plain, rebuilt):
             told.setdefault((how, code, text, link), []).extend(finding.candidates)
     explained = {name for f in call.findings if f.known or f.codes for name in f.candidates}
     explained -= set(call.chosen)  # it was taken, and failed: the message tells that, the rules why
@@ -296,11 +332,12 @@ def _causes(call: LoggedCall, rebuilt: Rebuilt, plain: Selection) -> Iterator[Ca
         yield Cause(tuple(dict.fromkeys(names)), text, how, code, link)
 
 
-def _declared(finding: Finding, plain: Selection) -> Iterator[tuple[str, str, str, str]]:
+def _declared(finding: Finding, plain: Selection, rebuilt: Rebuilt) -> Iterator[tuple[str, str, str, str]]:
     if finding.known:
         yield "known", "", finding.known, finding.link
     for code in finding.codes:
-        reason = next((r for c in plain for r in c.reasons if r.code == code), None)
+        computed = (r for c in plain for r in c.reasons if r.code == code and rebuilt.says(r.field))
+        reason = next(computed, None)
         if reason is not None:
             yield "computed", code, reason.message, ""
         else:
@@ -317,7 +354,8 @@ def _computed(
         reasons = plain[name].reasons if name in CANDIDATES else ()
         for reason in reasons:
             missing = reason.field in COMPONENTS and reason.observed is None
-            if reason.code not in _OUR_OWN and not (missing and reason.field not in rebuilt.stated):
+            ours = reason.code in _OUR_OWN or (missing and reason.field not in rebuilt.stated)
+            if not ours and rebuilt.says(reason.field):
                 yield name, reason.code, reason.message, ""
         offer = next((one for one in offers if name in (one.candidate, one.name)), None)
         for refusal in () if reasons or offer is None else offer.refusals:
@@ -335,14 +373,16 @@ def _dispatch(call: LoggedCall, rebuilt: Rebuilt) -> Dispatch | None:
 # ---- what helps, what does not fit --------------------------------------------------------------------
 
 
-def _ways(plain: Selection, refused: Sequence[str]) -> Iterator[Unlock]:
-    """The cheapest, of changes of call, package and machine; a package that is not there at all last."""
+def _ways(plain: Selection, refused: Sequence[str], says: Callable[[str], bool]) -> Iterator[Unlock]:
+    """The cheapest, of changes of call, package and machine; a package that is not there at all last. None
+    changes what nobody said."""
     ways = [
         way
         for way in plain.unlocks
         if way.candidate in refused
         and not CANDIDATES[way.candidate].last_resort
         and not any(field.startswith("policy.") for field, _ in way.changes)
+        and all(says(field) for field, _ in way.changes)
         and worth_showing(way, plain)
     ]
     shown = dict.fromkeys(refused, 0)

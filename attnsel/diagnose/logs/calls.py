@@ -7,11 +7,20 @@ that an open call has already, and an end that the last call had too, are taken 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from attnsel.diagnose.logs.message import Finding, LoggedCall, More, gate, resolve_ambiguous
+from attnsel.diagnose.logs.message import (
+    Finding,
+    Library,
+    LoggedCall,
+    Message,
+    More,
+    gate,
+    resolve_ambiguous,
+    shape_of,
+)
 from attnsel.diagnose.logs.parsers import libraries
 from attnsel.diagnose.logs.reader import Entry, entries
 
@@ -19,6 +28,7 @@ _MOST = 2000  # different calls; what is beyond is counted
 _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
 _NEAR = 150  # lines between a frame of attention and the error that ends its traceback
+_BEFORE = 12  # the same where people paste the error first
 
 
 class Gathered(NamedTuple):
@@ -37,6 +47,7 @@ class _Stream:
         self.open: dict[str, list[Finding]] = {}
         self.last: _Key | None = None
         self.frame = -_NEAR  # line of the last frame of attention in a traceback
+        self.waiting: list[tuple[Entry, Finding]] = []  # errors that count if a frame follows soon
 
 
 _Key = tuple[Finding, ...]
@@ -60,8 +71,12 @@ class Calls:
                     self._machine.setdefault(_identity(finding), finding)
             elif finding.kind == "frame":
                 stream.frame = entry.number
+                late, stream.waiting = stream.waiting, []
+                for there, told in late:
+                    if entry.number - there.number <= _BEFORE:
+                        self.add(there, (told._replace(near=False),))
             elif finding.near and entry.number - stream.frame >= _NEAR:
-                continue
+                stream.waiting = [*stream.waiting, (entry, finding)][-_SHOWN:]
             elif finding.kind in ("chosen", "error"):
                 self._end(stream, finding, entry)
             elif finding.kind == "note" and not stream.open:
@@ -82,7 +97,8 @@ class Calls:
             if count[0] > 0
         ]
         calls.sort(key=lambda call: (-call.times, call.lines[:1]))
-        return Gathered(*resolve_ambiguous(calls, self._machine.values()), self._left_out)
+        told, machine = resolve_ambiguous(calls, self._machine.values())
+        return Gathered(tuple(_one_incident(told)), machine, self._left_out)
 
     def _drop_told_twice(self) -> None:
         """An error that stands alone and says nothing, beside a call of its library that did not run: people
@@ -149,6 +165,22 @@ class Calls:
             counted[1][0] -= 1
 
 
+def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
+    """Calls whose messages say one and the same in other words are one: a library and the one below it, or
+    both lines of an error."""
+    seen: dict[tuple[object, ...], LoggedCall] = {}
+    for call in calls:
+        facts = sorted({**call.params, **call.environment}.items(), key=lambda item: item[0])
+        key = (call.library, str(facts), *(f.known + f.fix or f.text for f in call.findings))
+        first = seen.get(key)
+        if first is None:
+            seen[key] = call
+        else:
+            lines = tuple(sorted({*first.lines, *call.lines}))[:_SHOWN]
+            seen[key] = first._replace(times=max(first.times, call.times), lines=lines)
+    yield from seen.values()
+
+
 def _says_nothing(finding: Finding) -> bool:
     """Whether a message is an error without any cause or fact."""
     facts = finding.params or finding.candidates or finding.codes or finding.known or finding.variants
@@ -165,14 +197,20 @@ def gather(lines: Iterable[str]) -> Gathered:
     """The calls in a log's lines, which may be any number."""
     known, calls = libraries(), Calls()
 
+    @lru_cache(maxsize=4096)
+    def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:
+        return tuple((library, among) for library in known if (among := library.likely(shape)))
+
     def more(line: str) -> More:
-        return next((how for library in known if (how := library.more(line))), "")
+        found = (library.more(line, among) for library, among in likely(shape_of(line)))
+        return next((how for how in found if how), "")
 
     @lru_cache(maxsize=4096)  # ranks and steps print the same thing over and over
     def findings(text: str) -> tuple[Finding, ...]:
         """Of every library; what two of them print is the first one's."""
         found: list[Finding] = []
-        for one in (one for library in known for one in library.findings(text)):
+        every = likely(shape_of(text))
+        for one in (one for library, among in every for one in library.findings(text, among)):
             if not any(one.text in there.text and one.library != there.library for there in found):
                 found.append(one)
         return tuple(found)

@@ -15,6 +15,7 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -82,9 +83,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (r"\\\\[^\s\\/]+\\[^\s,;'\")]+", "<path>"),
     (r"(?<![\w.:/>*\-+)\]\"'])(?:~[\w.\-]*|\$\{?HOME\}?)?(?:/[^\s/:,;'\"()\[\]{}<>=|]+)+/?", "PATH"),
     (r"(?<=[\"'(\[])(?:~[\w.\-]*)?/[^\s'\":,;()\[\]{}<>|]+", "PATH"),
-    # A long run of letters and figures that no word or version is.
+    # A long run of letters and figures that is no word, version, symbol of C++ (_ZN3c10…) or name of a class.
     (
-        r"(?<![A-Za-z0-9_])(?=[A-Za-z0-9+/_\-]*[0-9])(?=[A-Za-z0-9+/_\-]*[A-Z])(?=[A-Za-z0-9+/_\-]*[a-z])"
+        r"(?<![A-Za-z0-9_])(?!_Z[A-Z0-9])(?!(?:[A-Z][a-z]{1,24}){2,12}\d{0,2}\b)(?=[A-Za-z0-9+/_\-]*[0-9])"
+        r"(?=[A-Za-z0-9+/_\-]*[A-Z])(?=[A-Za-z0-9+/_\-]*[a-z])"
         r"[A-Za-z0-9+/_\-]{32,}={0,2}",
         _SECRET,
     ),
@@ -97,6 +99,7 @@ _LONGEST = 4000
 _CODE = re.compile(r"[\w\-]+\.(?:py|pyx|cpp|cc|cu|cuh|h|hpp|c|rs)")
 
 
+@lru_cache(maxsize=4096)  # a message that is printed at every step is one text
 def scrub(text: str) -> str:
     """``text`` without what is nobody else's business, and cut where it is long beyond reason."""
     text = _LONG_WORD.sub("<long>", text)
@@ -451,27 +454,38 @@ class Library:
     ask: str = ""
     source: str = ""
 
-    def findings(self, text: str) -> Iterator[Finding]:
-        """Everything that ``text``, one entry of a log, says."""
-        for message in self.messages:
+    def findings(self, text: str, among: tuple[Message, ...] | None = None) -> Iterator[Finding]:
+        """All that ``text``, one entry of a log, says; ``among``: messages that it can hold, if known."""
+        for message in self.messages if among is None else among:
             found = message.find(self.name, text)
             if found is not None:
                 yield found if found.source else found._replace(source=self.source)
 
-    def more(self, line: str) -> More:
+    def more(self, line: str, among: tuple[Message, ...] | None = None) -> More:
         """Which of the lines that follow ``line`` belong to it."""
-        return next(
-            (m.more for m in self.messages if m.more and any(quick in line for quick in m.quicks)), ""
-        )
+        messages = self.messages if among is None else among
+        return next((m.more for m in messages if m.more and any(quick in line for quick in m.quicks)), "")
+
+    def likely(self, shape: str) -> tuple[Message, ...]:
+        """The messages that a text of this ``shape`` (``shape_of``) can hold."""
+        return tuple(m for m in self.messages if any(shape_of(quick) in shape for quick in m.quicks))
 
 
 class FirstOf(Library):
     """A library one of whose messages is in a text: the first that fits, so that the general come last."""
 
-    def findings(self, text: str) -> Iterator[Finding]:
-        for found in super().findings(text):
+    def findings(self, text: str, among: tuple[Message, ...] | None = None) -> Iterator[Finding]:
+        for found in super().findings(text, among):
             yield found
             return
+
+
+_DIGITS = re.compile(r"\d+")
+
+
+def shape_of(text: str) -> str:
+    """A text with one figure for each number: the steps of a log print one shape over and over."""
+    return _DIGITS.sub("0", text)
 
 
 def gate(known: Iterable[Library]) -> tuple[str, ...]:
@@ -493,7 +507,8 @@ SEEN = "seen"
 
 
 class Variant(NamedTuple):
-    """One meaning. ``archs``: of GPUs between the two, both included; a GPU that nobody named is any.
+    """One meaning. ``archs``: of GPUs between the two, both included; a GPU that nobody named is any, unless
+    ``named``.
     ``seen``, ``unseen``: names of ``SEEN`` one of which is in the log, or none of them. ``torch``: a release.
     """
 
@@ -501,11 +516,14 @@ class Variant(NamedTuple):
     fix: str
     codes: tuple[str, ...] = ()
     archs: tuple[int, int] | None = None
+    named: bool = False
     seen: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     torch: str = ""
 
     def holds(self, log: _Log) -> bool:
+        if self.named and log.arch is None:
+            return False
         if self.archs and log.arch is not None and not self.archs[0] <= log.arch <= self.archs[1]:
             return False
         if self.torch and not log.torch.startswith(self.torch):
@@ -565,9 +583,13 @@ def _resolved(finding: Finding, log: _Log) -> Finding | None:
     certain = [one for one in holding if one.seen or one.torch or (one.archs and log.arch is not None)]
     chosen = certain[:1] or holding
     codes = tuple(dict.fromkeys(code for one in chosen for code in one.codes))
+    # flash-attn's setup.py has one name for each family of Blackwell: 100, 110, 120 (setup.py:74, 2.8.4).
+    build = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"
+    if log.arch is not None:
+        build = str(log.arch // 10 * 10)
     return finding._replace(
         known="; or ".join(dict.fromkeys(one.known for one in chosen)),
-        fix="; or ".join(dict.fromkeys(one.fix for one in chosen)),
+        fix="; or ".join(dict.fromkeys(one.fix for one in chosen)).replace("{build_arch}", build),
         codes=codes,
         variants=(),
     )

@@ -32,10 +32,16 @@ class Entry(NamedTuple):
 
 
 LONGEST_LINE = 64 << 10  # characters; what is longer is read as several lines
+HEAD, TAIL = (
+    12 << 20,
+    24 << 20,
+)  # bytes at both ends that are read of a longer file; of a stream both at its head
 _MOST_MORE = 400  # lines, and characters:
 _LONGEST_ENTRY = 256 << 10
 _PATIENCE = 2.0  # seconds for the writer of a named pipe to come
 
+_SNIFFED = 8192  # bytes by which text is told from the rest
+_CONTROL = bytes(n for n in range(32) if n not in b"\t\n\r\f\b\x1b")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _QUOTED = re.compile(r"(?:[>|]\s)+")  # in an issue or a mail
 _STREAM = re.compile(
@@ -44,7 +50,7 @@ _STREAM = re.compile(
     | (?P<slurm>\d{1,5}):\s                                              # srun --label
     | (?P<compose>[\w.\-]{1,80}?)\s+\|\s                                 # docker compose
     | \[(?P<kubectl>pod/[\w./\-]+)\]\s                                   # kubectl logs --prefix
-    | \([\w.:\-]{1,80}\s(?:pid|rank)=(?P<ray>\d+)(?:,\s?ip=[\w.:]+)?\)\s    # ray, vLLM
+    | \((?P<process>[\w.:\-]{1,80}\s(?:pid|rank)=\d+)(?:,\s?ip=[\w.:]+)?\)\s    # ray, vLLM
     | \[(?P<mpi>\d+,\d+)\]<std(?:out|err)>:\s?                           # mpirun --tag-output
     )""",
     re.VERBOSE,
@@ -56,7 +62,12 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
     """What may say something, in its order: lines that have one of ``words``, which are in lower case.
     ``more`` says which lines go on behind a line."""
     open_: dict[str, _Growing] = {}
-    for number, line in enumerate(lines, 1):
+    number = 0
+    for line in lines:
+        number += 1
+        if isinstance(line, Gap):
+            number += line.lines - 1
+            continue
         if open_:
             text, stream = without_prefix(line.rstrip("\n"))
             growing = open_.get(stream)
@@ -82,6 +93,12 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
             open_[stream] = _Growing(entry, how)
     for growing in open_.values():
         yield from growing.entries()
+
+
+class Gap(str):
+    """Lines in the middle of a log that were not read, in their place."""
+
+    lines: int
 
 
 class _Growing:
@@ -130,9 +147,10 @@ def without_prefix(line: str) -> tuple[str, str]:
     if quoted is not None:
         line = line[quoted.end() :]
     while (prefix := _STREAM.match(line)) is not None and prefix.end() > 0:
-        # The last one, which the program itself writes; what kind it is and its number, which name no host.
+        # The last one, which the program itself writes: a rank's number, or a process' name; no host.
         kind = prefix.lastgroup or ""
-        stream = f"{'rank' if kind in ('torchrun', 'slurm') else kind} {scrub(prefix[kind])}"
+        name = scrub(prefix[kind])
+        stream = name if kind == "process" else f"{'rank' if kind in ('torchrun', 'slurm') else kind} {name}"
         line = line[prefix.end() :]
     return line, stream
 
@@ -158,6 +176,8 @@ def opened(path: Path, flag: str) -> Iterator[tuple[IO[bytes], int]]:
             if stat.S_ISFIFO(mode.st_mode):
                 _await_writer(file.fileno())
             yield file, mode.st_size if stat.S_ISREG(mode.st_mode) else 0
+    except InvalidInput:
+        raise
     except (OSError, EOFError, zlib.error) as error:  # a compressed file that was cut off, or is damaged
         why = getattr(error, "strerror", None) or str(error)
         raise InvalidInput(flag, str(path), why) from None
@@ -165,23 +185,60 @@ def opened(path: Path, flag: str) -> Iterator[tuple[IO[bytes], int]]:
         raise InvalidInput(flag, str(path), f"cannot be read: {error}") from None
 
 
-def lines_of(file: IO[bytes], progress: Callable[[int], None], longest: int = LONGEST_LINE) -> Iterator[str]:
-    """Lines of whatever bytes: UTF-8, UTF-16 or UTF-32 with a mark (PowerShell's ``>``), gzip."""
+def lines_of(
+    file: IO[bytes],
+    progress: Callable[[int], None],
+    size: int = 0,
+    longest: int = LONGEST_LINE,
+    whole: bool = False,
+) -> Iterator[str]:
+    """Lines of whatever bytes: UTF-8, UTF-16 or UTF-32 with a mark (PowerShell's ``>``), gzip.
+
+    Of a file longer than ``HEAD + TAIL`` (``size``: its bytes, 0 where nobody knows) its two ends, of a
+    stream and of what is compressed as much from its beginning, unless the ``whole`` is asked for. Raises
+    InvalidInput for what is no text.
+    """
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore
     start = buffered.peek(4)[:4]
     raw: IO[bytes] = buffered
     if start.startswith(b"\x1f\x8b"):
         unpacked = gzip.GzipFile(fileobj=buffered)
-        raw, start = unpacked, unpacked.peek(4)[:4]  # type: ignore
-    text = io.TextIOWrapper(raw, encoding=_encoding(start), errors="replace", newline=None)
+        raw = unpacked  # type: ignore[assignment]
+    start = raw.peek(_SNIFFED)[:_SNIFFED]  # type: ignore[attr-defined]
+    encoding = _encoding(start[:4])
+    if encoding == "utf-8" and len(start.translate(None, _CONTROL)) < 0.9 * len(start):
+        raise InvalidInput("--from-log", getattr(file, "name", "-"), "is no text: a log or an error is read")
+    ends = size > HEAD + TAIL and raw is buffered and encoding == "utf-8" and not whole
+    most = HEAD if ends else HEAD + TAIL
+    text = io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=None)
     try:
         done, told = 0, 0
-        while line := text.readline(longest):
+        while (whole or done < most) and (line := text.readline(longest)):
             done += len(line)
             if done - told > 4 << 20:
                 told = done
                 progress(buffered.tell() if buffered.seekable() else done)
             yield line
+    finally:
+        text.detach()
+    if ends:
+        yield from _end(buffered, size, progress, longest)  # type: ignore[arg-type]
+
+
+def _end(file: io.BufferedReader, size: int, progress: Callable[[int], None], longest: int) -> Iterator[str]:
+    """The lines that were not read, as a gap, and those of the end."""
+    gap = Gap()
+    gap.lines = 0
+    file.seek(HEAD)
+    while (left := size - TAIL - file.tell()) > 0:
+        gap.lines += file.read(min(left, 1 << 20)).count(b"\n")
+    yield gap
+    file.readline()  # the rest of a line
+    text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline=None)
+    try:
+        while line := text.readline(longest):
+            yield line
+        progress(size)
     finally:
         text.detach()
 

@@ -8,6 +8,8 @@ from itertools import pairwise, zip_longest
 from attnsel.diagnose.logs.answer import AnsweredCall, Cause, Explained, library_of
 from attnsel.diagnose.logs.message import Finding
 from attnsel.diagnose.logs.parsers import libraries
+from attnsel.environment import COMPONENTS
+from attnsel.params import AttentionParams
 from attnsel.report.answer import paste_of, to_paste, warnings
 from attnsel.report.document import (
     Block,
@@ -28,32 +30,53 @@ MOST_CALLS = 5  # shown; --json has all
 _MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔", "question": "·", "note": "·"}
 _MOST_SAID = 14  # messages of one call
 _MOST_PASTE = 6
+_SWITCHED_OFF = "the program itself leaves this kernel out"  # data/torch_sdpa.csv
 
 
 def log_document(explained: Explained) -> Document:
-    """The whole answer."""
-    blocks: list[Block] = [Paragraph(Strong(_headline(explained)))]
-    for number, answer in enumerate(explained.answers[:MOST_CALLS], 1):
-        blocks.append(Section(_title(answer), (_facts(answer), *_parts(answer)), number))
+    """The whole answer: the verdict of each call first, then why, what helps, and what the log says."""
+    answers = explained.answers[:MOST_CALLS]
+    if len(explained.answers) == 1:
+        blocks: list[Block] = [Paragraph(Strong(_verdict(answers[0]))), *_parts(answers[0])]
+    else:
+        total, different = sum(answer.call.times for answer in explained.answers), len(explained.answers)
+        blocks = [Paragraph(Strong(f"{total} attention calls in this log, {different} different."))]
+        for number, answer in enumerate(answers, 1):
+            blocks.append(Section(_verdict(answer), tuple(_parts(answer)), number))
     rest = _rest(explained)
     return Document((*blocks, *([Paragraph(rest)] if rest else [])))
 
 
 def nothing_known() -> list[str]:
-    """What is looked for, where a log has nothing of it: name and texts of each library."""
-    return [f"{library.name}: {library.looked_for}" for library in libraries() if library.looked_for]
+    """What to say where a log has nothing that is known: whose messages are read, and where to report it."""
+    names = dict.fromkeys(library.name for library in libraries() if library.looked_for)
+    return [
+        f"nothing in this log is known: it reads messages of {', '.join(names)}",
+        "if it is about attention, report the text in an issue, with what attnsel doctor --json prints",
+    ]
 
 
 # ---- parts --------------------------------------------------------------------------------------------
 
 
-def _headline(explained: Explained) -> str:
-    total = sum(answer.call.times for answer in explained.answers)
-    different = len(explained.answers)
-    if total == 1:
-        return "One attention call in this log."
-    told = "all alike" if different == 1 else f"{different} different"
-    return f"{total} attention calls in this log, {told}."
+def _verdict(answer: AnsweredCall) -> str:
+    """What happened, in one sentence: the cause that is known best, else the message that it ended with."""
+    call = answer.call
+    cause = _deciding(answer)
+    if cause is None and call.outcome is None and all(f.kind == "question" for f in call.findings):
+        return f"{call.library}: the configuration of a call, and not what became of it"
+    if cause is None:
+        return f"{call.library}: {(call.outcome or call.findings[-1]).text}"
+    about = ", ".join(cause.candidates) or call.library
+    link = f" ({cause.link})" if cause.link else ""
+    return cause.text + link if about.casefold() in cause.text.casefold() else f"{about}: {cause.text}{link}"
+
+
+def _deciding(answer: AnsweredCall) -> Cause | None:
+    """The cause that is the verdict; that a kernel was switched off by the program itself is the last."""
+    order = ("known", "computed", "said")
+    told = sorted(answer.causes, key=lambda c: (c.text.startswith(_SWITCHED_OFF), order.index(c.how)))
+    return told[0] if told else None
 
 
 def _title(answer: AnsweredCall) -> str:
@@ -69,40 +92,56 @@ def _title(answer: AnsweredCall) -> str:
 
 
 def _facts(answer: AnsweredCall) -> Facts:
+    """Where it ran and what was called, as far as anybody says it."""
     rebuilt = answer.rebuilt
-    lines: list[tuple[str, ...] | Item] = [tuple(environment_words(rebuilt.environment))]
-    if rebuilt.described:
+    lines: list[tuple[str, ...] | Item] = [(_title(answer),)]
+    if rebuilt.placed:
+        lines.append(tuple(environment_words(rebuilt.environment)))
+    else:
+        versions = [f"{name} {getattr(rebuilt.environment, name)}" for name in _versions(answer)]
+        lines.append(("GPU: not in the log (say which: --gpu NAME)", *versions))
+    if rebuilt.described and rebuilt.placed:
         lines += [tuple(params_words(rebuilt.params)), *warnings(rebuilt.environment)]
         if rebuilt.assumed:
             lines.append((f"not in the log, assumed: {rebuilt.assumed[0]}", *rebuilt.assumed[1:]))
-    else:
-        lines.append(("the call itself is not in the log",))
-    # Without a call only a PyTorch that is not known matters: another one is assumed in its place.
+    elif rebuilt.described:
+        lines.append(tuple(f"{name} {getattr(rebuilt.params, name)}" for name in _fields(answer)))
     unread = [one for one in rebuilt.unread if rebuilt.described or one.startswith("torch = ")]
     if unread:
         lines.append((f"not used: {unread[0]}", *unread[1:]))
-    return Facts(tuple(lines))
+    return Facts(tuple(line for line in lines if line))
 
 
-def _parts(answer: AnsweredCall) -> Iterator[Section]:
-    yield _part("What the log says", _said(answer.call.findings))
-    if answer.causes:
-        yield _part("Why", map(_cause, answer.causes))
+def _versions(answer: AnsweredCall) -> list[str]:
+    return [name for name in answer.rebuilt.stated if name in COMPONENTS]
+
+
+def _fields(answer: AnsweredCall) -> list[str]:
+    told = (name for name in answer.rebuilt.stated if name in AttentionParams.model_fields)
+    return [name for name in told if name != "tensors"]
+
+
+def _parts(answer: AnsweredCall) -> Iterator[Block]:
+    rebuilt = answer.rebuilt
+    if why := tuple(_why(answer)):
+        yield _part("Why", why)
     helps = [*(Item(fix, "→") for fix in answer.fixes), *map(_way, answer.ways)]
-    if not answer.rebuilt.described:
-        ask = library_of(answer.call).ask
-        flags = "--gpu H100 --head-dim 128 --seqlen 4096 --attn-mask-type causal …"
-        helps += [Item(text, "→") for text in (ask, f"or state the call with flags: {flags}") if text]
+    if not rebuilt.described and (ask := library_of(answer.call).ask):
+        helps.append(Item(ask, "→"))
+    if not helps and not (rebuilt.described and rebuilt.placed):
+        gpu = rebuilt.environment.device.name if rebuilt.placed else "NAME"
+        helps.append(Item(f"the call with flags: attnsel explain --gpu {gpu} --head-dim … --seqlen …", "→"))
     if helps:
         yield _part("What helps", helps)
-    if answer.rebuilt.described:
+    yield _part("What the log says", _said(answer.call.findings), _facts(answer))
+    if rebuilt.described and rebuilt.placed:
         backend = answer.attnsel.backend
         runs = Item("nothing runs such a call" if backend is None else f"{backend} runs such a call", "·")
         yield _part("With attnsel", [*(Item(text, "!") for text in answer.against), runs])
 
 
-def _part(title: str, items: Iterable[Item]) -> Section:
-    return Section(title, (Items(tuple(items)),))
+def _part(title: str, items: Iterable[Item], *more: Block) -> Section:
+    return Section(title, (Items(tuple(items)), *more))
 
 
 def _said(findings: Iterable[Finding]) -> Iterator[Item]:
@@ -118,17 +157,29 @@ def _said(findings: Iterable[Finding]) -> Iterator[Item]:
     if left > 0:
         yield Item(f"and {left + 1} more", "·")
     if not shown:
-        yield Item("the call's configuration, and not what became of it", "·")
+        yield Item("the call's configuration", "·")
 
 
 _LEADS = {"computed": "✖", "said": "?", "known": "·"}
 
 
+def _why(answer: AnsweredCall) -> Iterator[Item]:
+    """The causes beside the verdict; of those that a message only may mean, the rules in one line."""
+    deciding = _deciding(answer)
+    for cause in answer.causes:
+        if cause.how != "said" and not (cause is deciding and not cause.code):
+            yield _cause(cause)
+    meant = [cause for cause in answer.causes if cause.how == "said"]
+    if meant and deciding is not None and deciding.how != "said":
+        words: list[Inline] = [word for cause in meant for word in (Ref(cause.code), ", ")]
+        yield Item(("what the message can mean: ", *words[:-1]), "?")
+    else:
+        yield from map(_cause, meant)
+
+
 def _cause(cause: Cause) -> Item:
     names = f"{', '.join(cause.candidates)}: " if cause.candidates else ""
-    said = (
-        " (so the message says; the call as it is known here does not show it)" if cause.how == "said" else ""
-    )
+    said = " (the message means it; the log does not say enough to show it)" if cause.how == "said" else ""
     coded: Inline = (" [", Ref(cause.code), "]") if cause.code else ""
     link = f" ({cause.link})" if cause.link else ""
     return Item((f"{names}{cause.text}{said}", coded, link), _LEADS[cause.how])

@@ -117,7 +117,7 @@ def lines_of(path: str, moved: Callable[[int], None]) -> Iterator[tuple[int, str
         file.seek(0)
         is_text = b"\0" not in start or start.startswith(b"\x1f\x8b")
         number, whole = 0, True
-        for text in reader.lines_of(file, moved, LONGEST) if is_text else ():
+        for text in reader.lines_of(file, moved, longest=LONGEST, whole=True) if is_text else ():
             goes_on, whole = not whole, text.endswith("\n")
             number += not goes_on
             if text.strip() and not goes_on:

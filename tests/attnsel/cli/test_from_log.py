@@ -27,7 +27,7 @@ def test_flags_state_what_the_log_does_not_and_win_over_it(run) -> None:
     te, bare = "NVIDIA-TransformerEngine-2285.txt", "EvolvingLMMs-Lab-LLaVA-OneVision-2-85.txt"
     assert "CUDNN001" not in explain(te, "--cudnn 9.11.0")
     assert "d64/64" in explain(te, "--head-dim 64 --head-dim-v 64")
-    assert "the call itself is not in the log" in explain(bare)
+    assert "GPU: not in the log" in explain(bare)
     asked = explain(bare, "--gpu A100 --head-dim 512 --qkv-layout bshd")
     assert "A100 (sm80)" in asked
     assert "512" in asked

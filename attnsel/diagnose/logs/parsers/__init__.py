@@ -22,6 +22,8 @@ _MODULES = (
     "image_models",
     "flex_attention",
     "megatron",
+    "trainers",
+    "jax",
 )
 
 

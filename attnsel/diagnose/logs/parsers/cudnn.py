@@ -71,6 +71,16 @@ _MESSAGES = (
         "NVIDIA/cudnn-frontend#116, huggingface/diffusers#9704",
     ),
     Message(
+        # What its log names first is the condition; the lines below it only repeat that some call failed.
+        "; Reason: ",
+        r"CUDNN_STATUS_\w{3,40}; Reason: (?P<reason>(?![\w>-]{1,80}\([^)\n]{0,80}\)\s*(?:\n|$)|\(CUDNN)"
+        r"[^\n]{8,200})",
+        kind="refusal",
+        candidates=("sdpa.cudnn", "cudnn"),
+        known="libcudnn refuses the graph: {reason}",
+        source="libcudnn's own log (CUDNN_LOGLEVEL_DBG); NVIDIA/Fuser#5639",
+    ),
+    Message(
         pattern=r'"smVersion":(?P<sm>\d{2,3})0\b',
         kind="machine",
         read=lambda match: {"environment": {"gpu": f"sm{match['sm']}"}},

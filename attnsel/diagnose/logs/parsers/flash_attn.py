@@ -20,14 +20,18 @@ REBUILD = (
     "install the wheel whose name has this torch, CUDA, Python and C++ ABI (`attnsel doctor` names it), or "
     "build it against this torch: pip install flash-attn --no-build-isolation --no-cache-dir"
 )
+WHEEL = (
+    "the released wheel whose name has this torch, CUDA, Python and C++ ABI (`attnsel doctor` names it), "
+    "which needs no compiler"
+)
 CAST = (
     "cast q, k and v to bf16: load the model with dtype=torch.bfloat16 (torch_dtype before transformers "
     "5), or set bf16=True in the trainer and stay inside torch.autocast; norms and rotary embeddings often "
     "give fp32 back"
 )
 BLACKWELL_BUILD = (
-    "flash-attn 2.7.3 or newer built for the card with CUDA 12.8 or newer: FLASH_ATTN_CUDA_ARCHS=120 pip "
-    "install flash-attn --no-build-isolation"
+    "flash-attn 2.7.3 or newer built for the card with CUDA 12.8 or newer: "
+    "FLASH_ATTN_CUDA_ARCHS={build_arch} pip install flash-attn --no-build-isolation"
 )
 OLDER = (0, 79)
 BLACKWELL = (100, 129)
@@ -51,11 +55,40 @@ _MESSAGES = (
                 ("FLASH203",),
                 archs=BLACKWELL,
             ),
+            Variant(
+                "the card named here is new enough: q, k and v lie on another device of the machine (an "
+                "older card beside it, the wrong CUDA_VISIBLE_DEVICES), for the check asks the device of the "
+                "tensors",
+                "print torch.cuda.get_device_name(q.device) before the call, and start with "
+                'CUDA_VISIBLE_DEVICES on the card that is meant; meanwhile attn_implementation="sdpa" in '
+                "from_pretrained, where the model's own code does not call flash_attn",
+                archs=(80, 99),
+                named=True,
+            ),
         ),
-        source=f"{_API2}:393; 2.7.2, :370; Dao-AILab/flash-attention#1540, #762",
+        source=f"{_API2}:393; 2.7.2, :370; Dao-AILab/flash-attention#1540, #762, #1485",
     ),
     # ---- the call -----------------------------------------------------------------------------------------
     *declared("flash_attn", "call", CAST=CAST),
+    error(
+        pattern=r"This flash attention build does not support (?P<what>[\w ]{2,40})",
+        variants=(
+            Variant(
+                "vLLM's own build of FlashAttention (vllm_flash_attn) was compiled without it: {what}",
+                "a newer vLLM, or another backend: --attention-backend FLASHINFER or TRITON_ATTN "
+                "(VLLM_ATTENTION_BACKEND in older releases), for a vision tower --mm-encoder-attn-backend "
+                "TORCH_SDPA; where it took FlashAttention 3, VLLM_FLASH_ATTN_VERSION=2",
+                seen=("vllm",),
+            ),
+            Variant(
+                "this build of flash-attn was compiled without {what}",
+                "build it without the FLASHATTENTION_DISABLE_… switches, or install the released wheel",
+                unseen=("vllm",),
+            ),
+        ),
+        source=f"{_API2}:128 to 351; flash-attention 2.8.4, hopper/flash_api.cpp:143 to 1161; "
+        "vllm-project/vllm#25502, modelscope/ms-swift#6617",
+    ),
     error(
         pattern=r"(?:cu_seqlens_[qk]|block_table) must have shape \([^)]{1,40}\)",
         candidates=("flash_attn.2",),
@@ -75,11 +108,18 @@ _MESSAGES = (
         ),
         source=f"{_API2}:24 (CHECK_SHAPE); Dao-AILab/flash-attention#1857, huggingface/transformers#39608",
     ),
+    *declared(
+        "flash_attn",
+        "installing",
+        WHEEL=WHEEL,
+    ),
     *declared("flash_attn", "package and FlashAttention 4", REBUILD=REBUILD, OTHER_KERNEL=OTHER_KERNEL),
 )
 
 _FLASH_ATTN = FirstOf(
-    "flash_attn", "refusals of FlashAttention 2, 3 and 4, and packages that do not load", _MESSAGES
+    "flash_attn",
+    "refusals of FlashAttention 2, 3 and 4; installing and importing them, and calls of another release",
+    _MESSAGES,
 )
 
 # ---- what CUDA and PyTorch say where a library holds no machine code for the GPU ----------------------

@@ -1,4 +1,4 @@
-"""What diffusers, xformers and ComfyUI say of attention that they cannot give."""
+"""What diffusers, xformers, ComfyUI and SageAttention say of attention that they cannot give."""
 
 from __future__ import annotations
 
@@ -141,8 +141,16 @@ _XFORMERS = Library(
 _COMFYUI_MESSAGES = declared("image_models", "ComfyUI")
 
 
+def _sage_gpu(match: re.Match[str]) -> Facts:
+    return {"environment": {"gpu": f"sm{match['sm']}"}}
+
+
+_SAGE_MESSAGES = declared("image_models", "SageAttention", {"sage_sm": _sage_gpu})
+
+
 LIBRARIES = (
     FirstOf("diffusers", "refusals of set_attention_backend", _DIFFUSERS_MESSAGES),
     _XFORMERS,
     FirstOf("ComfyUI", "'Error running sage attention'", _COMFYUI_MESSAGES),
+    FirstOf("SageAttention", "its refusals", _SAGE_MESSAGES),
 )

@@ -28,7 +28,8 @@ _PIP = {
     "nvidia-cudnn-frontend": "cudnn_frontend",
 }
 _PACKAGE = r"(?<![\w./-])(?P<package>" + "|".join(sorted(_PIP, key=len, reverse=True)) + r")"
-_NUMBER = r"(?P<version>\d+\.\d[\w.]*)"
+_NUMBER = r"(?P<version>\d+\.\d[\w.]*)(?:\+cu(?P<cuda>\d{3})\b)?"
+_TORCH = r"(?P<release>\d+\.\d+(?:\.\d+)?)[\w.]{0,24}(?:\+cu(?P<cu>\d{3})\b)?"
 
 
 def _package(match: re.Match[str]) -> Facts:
@@ -36,7 +37,18 @@ def _package(match: re.Match[str]) -> Facts:
     release = re.match(r"\d+(?:\.\d+){1,3}", match["version"])
     assert release is not None  # the pattern begins so
     parts = release[0].split(".")[:3]
-    return {"text": match[0], "environment": {_PIP[match["package"]]: ".".join(parts)}}
+    environment: dict[str, object] = {_PIP[match["package"]]: ".".join(parts)}
+    if match["package"] == "torch" and match["cuda"]:
+        environment["cuda"] = f"{match['cuda'][:2]}.{match['cuda'][2:]}"
+    return {"text": match[0], "environment": environment}
+
+
+def _torch(match: re.Match[str]) -> Facts:
+    """A release of torch; what its build was made for is in its name: 2.9.1+cu130 is CUDA 13.0."""
+    environment = {"torch": match["release"]}
+    if match["cu"]:
+        environment["cuda"] = f"{match['cu'][:2]}.{match['cu'][2:]}"
+    return {"environment": environment}
 
 
 def _gpu(match: re.Match[str]) -> Facts | None:
@@ -60,8 +72,11 @@ _PRINTED = Library(
     "the machine",
     "torch.utils.collect_env, nvidia-smi and pip list: where it ran (alone they are no call)",
     (
-        _machine("PyTorch version:", r"PyTorch version: (?P<torch>\d+\.\d+(?:\.\d+)?)"),
-        _machine("pytorch version:", r"pytorch version: (?P<torch>\d+\.\d+(?:\.\d+)?)"),
+        _machine(
+            ("PyTorch version", "pytorch version"),
+            rf"[Pp]y[Tt]orch version[^\n:]{{0,9}}: {_TORCH}",
+            read=_torch,
+        ),
         _machine("CUDA used to build PyTorch:", r"CUDA used to build PyTorch: (?P<cuda>\d+\.\d+)"),
         _machine("Is CUDA available:", r"Is CUDA available: False", environment={"gpu": "cpu"}),
         _machine("Python version:", r"Python version: (?P<python>3\.\d+)(?=.*\bruntime\b)"),
@@ -84,7 +99,7 @@ _PRINTED = Library(
 _SEP = r"[/\\]"
 
 
-def _seen(name: str, quick: str, pattern: str = "") -> Message:
+def _seen(name: str, quick: str | tuple[str, ...], pattern: str = "") -> Message:
     return Message(quick, pattern, kind="machine", read=lambda match: {"text": name})
 
 
@@ -94,9 +109,11 @@ _FRAMES = Library(
     (
         _seen("flash_attn", "flash_attn_interface"),
         _seen("flash_attn", "flash-attention", rf"flash-attention{_SEP}"),
+        _seen("flash_attn", ("flash_fwd_launch_template", "flash_bwd_launch_template")),
         _seen("flash_attn", "mha_fwd", r"\bmha_(?:varlen_)?fwd"),
         _seen("flash_attn_3", "hopper", rf"flash-attention{_SEP}hopper"),
         _seen("flash_attn_3", "flash_attn_3"),
+        _seen("vllm", ("vllm", "Vllm"), r"[/\\]vllm[/\\]|\bvllm==|\bVllmWorker|EngineCore_"),
         _seen("transformers", "transformers", rf"{_SEP}transformers{_SEP}"),
         _seen("F.sdpa", "scaled_dot_product_attention("),
         _seen("F.sdpa", "sdpa_attention.py"),
@@ -126,7 +143,7 @@ def _card(match: re.Match[str]) -> Facts | None:
 def _version(quick: str, component: str) -> Message:
     return Message(
         quick,
-        rf"(?:^|[\s*(-]){re.escape(quick)}(?: ?==? ?| ?: ?| "
+        rf"(?:^|(?<!build)[\s*(-]){re.escape(quick)}(?: ?==? ?| ?: ?| "
         rf"{{1,30}})(?P<{component}>\d+\.\d+[\w.+]{{0,40}}(?<!\.))",
         kind="machine",
     )

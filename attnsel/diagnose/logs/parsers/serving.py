@@ -103,6 +103,24 @@ _VLLM_MESSAGES = declared(
 # issues named.
 
 _SGLANG_MESSAGES = declared("serving", "SGLang")
+# FlashInfer: its refusals, and the call that stands in the name of a kernel it could not compile.
+
+_KERNEL = re.compile(
+    r"dtype_q_(?P<dtype>bf16|f16|f32)\w*?_head_dim_qk_(?P<head_dim_qk>\d{1,5})_head_dim_vo_(?P<head_dim_v>\d{1,5})"
+)
+
+
+def _kernel_name(match: re.Match[str]) -> Facts:
+    """The types, head dimensions, window and softcap that FlashInfer writes into the name of a kernel."""
+    params: dict[str, Any] = {"is_training": False}
+    if said := _KERNEL.search(match["uri"]):
+        dtypes = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}
+        params["dtype"] = dtypes[said["dtype"]]
+        params |= {name: int(said[name]) for name in ("head_dim_qk", "head_dim_v")}
+    return {"params": params, "text": match["uri"].replace("_", " ")}
+
+
+_FLASHINFER_MESSAGES = declared("serving", "FlashInfer", {"kernel_name": _kernel_name})
 
 
 LIBRARIES = (
@@ -112,4 +130,5 @@ LIBRARIES = (
         _VLLM_MESSAGES,
     ),
     FirstOf("SGLang", "refusals of --attention-backend", _SGLANG_MESSAGES),
+    FirstOf("FlashInfer", "kernels that are not there for a GPU", _FLASHINFER_MESSAGES),
 )

@@ -66,6 +66,26 @@ def _shapes(match: re.Match[str]) -> Facts | None:
     return {"params": params}
 
 
+def _broadcast(match: re.Match[str]) -> Facts | None:
+    """Two sizes that do not go together inside F.sdpa: of heads, or of a mask beside the scores."""
+    a, b, dim = int(match["a"]), int(match["b"]), int(match["dim"])
+    if dim == 1 and b and a > b and a % b == 0:
+        return {
+            "params": {"num_heads": a, "num_gqa_groups": b},
+            "known": f"q has {a} heads, k and v {b}, and F.sdpa repeats none by itself",
+            "fix": f"F.scaled_dot_product_attention(…, enable_gqa=True) (torch 2.5 and newer), or k and v "
+            f"with repeat_interleave({a // b}, dim=1) before",
+        }
+    where = {0: "batches", 1: "heads", 2: "queries", 3: "keys"}.get(dim)
+    if where is None:
+        return None
+    return {
+        "known": f"the mask does not broadcast to the scores [b, h, s_q, s_kv]: {a} and {b} {where}",
+        "fix": "a mask [b or 1, h or 1, s_q or 1, s_kv]; with a cache s_kv is the length of the cache and "
+        "the new tokens together",
+    }
+
+
 def _not_compiled(match: re.Match[str]) -> Facts:
     """A place with backslashes is a Windows build."""
     where = match["where"] or ""
@@ -94,6 +114,7 @@ _PYTORCH = Library(
             "rank": _rank,
             "shapes": _shapes,
             "mask_dtype": _mask_dtype,
+            "broadcast": _broadcast,
         },
         NO_MASK=_NO_MASK,
     ),

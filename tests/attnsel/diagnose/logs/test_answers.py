@@ -7,6 +7,7 @@ as JSON too. What changed is accepted as tests/support/records.py says.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from records import Record
 
 RECORD = Path(__file__).with_name("answers.txt")
 LOGS = [*sorted(RECORD.parent.glob("made/*.txt")), *sorted(RECORD.parent.glob("cases/*.txt"))]
+DERIVED = {"cudnn_frontend", "head_dim_v", "dtype", "tensors"}  # told in other words than figures
 IN_JSON = ("made", "NVIDIA-TransformerEngine-2285.txt")
 
 
@@ -55,8 +57,26 @@ def test_four_ways_help_and_none_that_is_not_worth_showing() -> None:
     p = AttentionParams(head_dim_qk=192, head_dim_v=128)
     plain = select(p, Environment.describe("H100", cudnn="9.1.0", torch="2.9.1"))
     assert "flash_attn.2" in [way.candidate for way in plain.unlocks]
-    shown = [way.candidate for way in _ways(plain, list(CANDIDATES))]
+    shown = [way.candidate for way in _ways(plain, list(CANDIDATES), bool)]
     assert shown == ["cudnn", "flash_attn.3", "flash_attn.4", "sdpa.cudnn"]
-    assert [way.candidate for way in _ways(plain, ["flash_attn.2", "cudnn"])] == ["cudnn"]
+    assert [way.candidate for way in _ways(plain, ["flash_attn.2", "cudnn"], bool)] == ["cudnn"]
     denied = select(p, Environment.describe("H100", cudnn="9.1.0"), policy=Policy(deny=("flash_attn.3",)))
-    assert not list(_ways(denied, ["flash_attn.3"])), "what a user's policy rules out is no way"
+    assert not list(_ways(denied, ["flash_attn.3"], bool)), "what a user's policy rules out is no way"
+
+
+def test_no_fact_outlives_its_line() -> None:
+    """Whichever line is taken out of a log: figures of what an answer calls stated stand in the others."""
+    for path in RECORD.parent.glob("cases/*.txt"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for gone in range(0, len(lines), 1 + len(lines) // 12):
+            left = lines[:gone] + lines[gone + 1 :]
+            figures = re.sub(r"\W", "", "".join(left))
+            for answer in explained(gather(left), Stated()).answers:
+                p, env = answer.rebuilt.params, answer.rebuilt.environment
+                for name in {*answer.rebuilt.stated} - DERIVED:
+                    card = f"{env.device.arch} {env.device.name}"
+                    value = card if name == "gpu" else getattr(p, name, None) or getattr(env, name, None)
+                    word = r"\w+" if name == "gpu" else r"\d\d+"
+                    found = re.findall(word, str(value).replace(".0", "").replace(".", ""))
+                    told = [figure in figures for figure in found]
+                    assert any(told) if name == "gpu" else all(told), (path.name, lines[gone], name, value)
