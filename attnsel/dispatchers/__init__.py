@@ -20,7 +20,9 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from attnsel.base.suggestions import near
-from attnsel.environment import Environment
+from attnsel.environment import COMPONENTS, Environment
+from attnsel.environment.read import as_read, unread_release
+from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.verdicts.dispatch import Dispatch, DispatcherName, Offer, Refusal, Switch
@@ -37,6 +39,8 @@ __all__ = [
 ]
 
 DISPATCHERS: tuple[str, ...] = get_args(DispatcherName)
+_RELEASES = {"torch": "torch", "te": "transformer_engine", "transformers": "transformers"}
+"""Whose release a dispatcher goes by, as a subject of ``environment/data/read.csv``."""
 
 
 def switches_of(dispatcher: str) -> dict[str, Switch]:
@@ -64,8 +68,13 @@ def dispatched_by(
 def _dispatched(
     dispatcher: str, p: AttentionParams, env: Environment, switches: tuple[tuple[str, str], ...]
 ) -> Dispatch:
-    answer: Dispatch = _module(dispatcher).dispatch(p, env, dict(switches))
-    return answer
+    answer: Dispatch = _module(dispatcher).dispatch(p, as_read(env), dict(switches))
+    subject = _RELEASES[dispatcher]
+    release = getattr(env, subject) if subject in COMPONENTS else Version.parse(answer.release)
+    newer = unread_release(subject, release)
+    if newer is None:
+        return answer
+    return answer._replace(release=newer.value, read=newer.read_as, inferred=str(newer), unread=newer)
 
 
 def _module(dispatcher: str) -> Any:

@@ -94,8 +94,10 @@ def newest_read(subject: str) -> Version:
 
 
 def unread_release(subject: str, version: Version | None) -> Unread | None:
-    """What is to be said of one version of a component, or of transformers; None where it was read."""
-    return everything_read()[subject].unread(version)
+    """What is to be said of one version of a component, or of transformers; None where it was read, and of
+    what is in no table (CUDA, Python)."""
+    row = everything_read().get(subject)
+    return None if row is None else row.unread(version)
 
 
 @lru_cache(maxsize=1024)

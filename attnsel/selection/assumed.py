@@ -127,9 +127,9 @@ def _refusals(found: Iterable[tuple[Page, Violation | Unknown]]) -> frozenset[tu
 def resolve_assumed(p: AttentionParams, env: Environment, waivers: Waivers) -> Environment:
     """``env`` with those of its assumed values that most others agree with, about this question.
 
-    They are left as they are where no rule that speaks up reads them.
+    They are left as they are where no rule that speaks up reads them. What is stated stays, however new.
     """
-    kind = kind_of(p, env, waivers)
+    first = kind = kind_of(p, env, waivers)
     for component in ("torch", "cudnn_frontend"):
         voices: tuple[_Voice, ...] | None = kind.voices.get(component)
         if voices is None:
@@ -137,8 +137,10 @@ def resolve_assumed(p: AttentionParams, env: Environment, waivers: Waivers) -> E
         if voices:
             agreed = _agreed(p, kind, component, voices)
             if agreed is not kind.env:
-                env, kind = agreed, kind_of(p, agreed, waivers)
-    return env
+                kind = kind_of(p, agreed, waivers)
+    if kind is first:
+        return env
+    return _with(env, **{name: getattr(kind.env, name) for name in env.assumed})
 
 
 def _agreed(p: AttentionParams, kind: Kind, component: str, voices: tuple[_Voice, ...]) -> Environment:
