@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 from attnsel.base.suggestions import near
 from attnsel.environment import COMPONENTS, Environment
-from attnsel.environment.read import as_read, unread_release
+from attnsel.environment.read import newest_read, unread_release
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
@@ -68,8 +68,11 @@ def dispatched_by(
 def _dispatched(
     dispatcher: str, p: AttentionParams, env: Environment, switches: tuple[tuple[str, str], ...]
 ) -> Dispatch:
-    answer: Dispatch = _module(dispatcher).dispatch(p, as_read(env), dict(switches))
-    subject = _RELEASES[dispatcher]
+    # Of other components its own code says what it makes of a number, however new that is.
+    subject, there = _RELEASES[dispatcher], env
+    if subject in COMPONENTS and unread_release(subject, getattr(env, subject)) is not None:
+        there = env.derive(**{subject: newest_read(subject)})
+    answer: Dispatch = _module(dispatcher).dispatch(p, there, dict(switches))
     release = getattr(env, subject) if subject in COMPONENTS else Version.parse(answer.release)
     newer = unread_release(subject, release)
     if newer is None:
