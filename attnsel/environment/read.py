@@ -8,14 +8,15 @@ is not known, and whoever tells an answer tells :func:`unread` of it. The rows a
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from attnsel.base.model import FrozenModel
 from attnsel.base.records import json_fields
 from attnsel.base.rows import read_rows
 from attnsel.environment.versions import Version, Versions, component_name, versions_of
 
-if TYPE_CHECKING:
-    from attnsel.environment.machine import Environment
+E = TypeVar("E", bound=FrozenModel)
+"""An ``Environment``, whose module reads this one."""
 
 
 @json_fields("what", "value", "read_as", "on", ("text", str))
@@ -101,22 +102,19 @@ def unread_release(subject: str, version: Version | None) -> Unread | None:
 
 
 @lru_cache(maxsize=1024)
-def unread(environment: Environment) -> tuple[Unread, ...]:
-    """What of an environment is newer than anything that was read, in the order of its fields."""
-    found = (
-        row.unread(getattr(environment, subject))
-        for subject, row in everything_read().items()
-        if subject in type(environment).model_fields
-    )
+def unread(environment: FrozenModel) -> tuple[Unread, ...]:
+    """What of an ``Environment`` is newer than anything that was read, in the order of the rows."""
+    found = (row.unread(getattr(environment, row.subject, None)) for row in everything_read().values())
     return tuple(one for one in found if one is not None)
 
 
-@lru_cache(maxsize=1024)
-def as_read(environment: Environment) -> Environment:
-    """The environment that answers for this one: the newest that was read in place of what is newer."""
+def as_read(environment: E) -> E:
+    """The ``Environment`` that answers for this one: the newest that was read in place of what is newer."""
+    if not unread(environment):
+        return environment
     changes: dict[str, Any] = {
         subject: row.newest
         for subject, row in everything_read().items()
-        if subject in type(environment).model_fields and row.unread(getattr(environment, subject))
+        if row.unread(getattr(environment, subject, None)) is not None
     }
-    return environment.derive(**changes) if changes else environment
+    return environment.derive(**changes)

@@ -142,8 +142,8 @@ def resolve_assumed(p: AttentionParams, env: Environment, waivers: Waivers) -> E
                 kind = kind_of(p, agreed, waivers)
     if kind is first:
         return env
-    agreed = {name: getattr(kind.env, name) for name in env.assumed}
-    return _with(env, **{name: one for name, one in agreed.items() if one != getattr(first.env, name)})
+    moved = {name: getattr(kind.env, name) for name in env.assumed}
+    return _with(env, **{name: one for name, one in moved.items() if one != getattr(first.env, name)})
 
 
 def _agreed(p: AttentionParams, kind: Kind, component: str, voices: tuple[_Voice, ...]) -> Environment:

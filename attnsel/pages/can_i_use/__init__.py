@@ -14,8 +14,8 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import json_fields
 from attnsel.base.rows import read_rows
 from attnsel.environment import Environment, describe_device
-from attnsel.environment.read import newest_read, unread_release
-from attnsel.environment.releases import ON_ARM, runs_on, torch_builds
+from attnsel.environment.read import unread_release
+from attnsel.environment.releases import ASSUMED, ON_ARM, runs_on, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import on_pypi
 from attnsel.errors import InvalidInput
@@ -170,15 +170,16 @@ def component_of(kernel: str) -> str:
 
 @lru_cache(maxsize=64)
 def published(component: str) -> tuple[Version, ...]:
-    """The releases of a component that are known, oldest first: those in a package registry whose attention
-    somebody has read; of what is in none, those that rules name."""
+    """The releases of a component that are known, oldest first: those of a package registry
+    whose attention somebody has read, and those that are assumed of PyTorch; of what is in none, those that
+    rules name."""
     if component == "torch":
-        there = {build.torch for build in torch_builds()}
-    elif component in _PACKAGES:
-        there = {Version.parse(text) for package in _PACKAGES[component] for text in on_pypi()[package]}
-    else:
-        there = {edge for rule in REGISTRY.rules.values() for edge in rule.edges(component)}
-    return tuple(sorted(version for version in there if unread_release(component, version) is None))
+        return tuple(sorted({build.torch for build in torch_builds() if build.torch <= ASSUMED}))
+    if component in _PACKAGES:
+        texts = (text for package in _PACKAGES[component] for text in on_pypi()[package])
+        known = {Version.parse(text) for text in texts}
+        return tuple(sorted(version for version in known if unread_release(component, version) is None))
+    return tuple(sorted({edge for rule in REGISTRY.rules.values() for edge in rule.edges(component)}))
 
 
 @lru_cache(maxsize=64)
@@ -204,8 +205,7 @@ def newest(component: str, gpu: str) -> Version | None:
         able = [
             build.torch for build in torch_builds() if arch is None or arch in ON_ARM or runs_on(build, arch)
         ]
-        read = newest_read("torch")
-        return max((torch for torch in able if torch <= read), default=read)
+        return max((torch for torch in able if torch <= ASSUMED), default=ASSUMED)
     usual: Version | None = getattr(Environment.describe(gpu), component)
     known = published(component)
     return known[-1] if known and (usual is None or component in _PACKAGES) else usual

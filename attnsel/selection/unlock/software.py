@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.base.records import json_fields
 from attnsel.environment import COMPONENTS, Environment, component_name
-from attnsel.environment.read import newest_read, unread_release
-from attnsel.environment.releases import FRONTENDS, ON_ARM, Build, build_with, runs_on, torch_builds
+from attnsel.environment.read import unread_release
+from attnsel.environment.releases import ASSUMED, FRONTENDS, ON_ARM, Build, build_with, runs_on, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import (
     Wheel,
@@ -97,7 +97,7 @@ def has_wheels(env: Environment, wanted: Wanted) -> bool:
 
 def _others(env: Environment, wanted: Wanted, here: Build | None) -> list[Build]:
     """The builds that could stand in for the one that is there, nearest first."""
-    at = here.torch if here is not None else env.torch or newest_read("torch")
+    at = here.torch if here is not None else env.torch or ASSUMED
     cuda_stays = env.cuda is not None and "cuda" not in (*env.assumed, *wanted)
 
     def far(build: Build) -> tuple[object, ...]:
@@ -114,8 +114,8 @@ def _others(env: Environment, wanted: Wanted, here: Build | None) -> list[Build]
         build
         for build in torch_builds()
         if build != here
-        and build.torch >= OLDEST_TORCH  # which attnsel runs on
-        and (build.torch == at or unread_release("torch", build.torch) is None)
+        and OLDEST_TORCH <= build.torch <= max(ASSUMED, at)  # what attnsel runs on
+        and unread_release("torch", build.torch) is None
         and (env.arch is None or runs_on(build, env.arch))
         and (env.python is None or env.python.minor in build.pythons)
         and reaches(env, wanted, "torch", build.torch)
