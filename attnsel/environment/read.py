@@ -40,11 +40,13 @@ class Unread(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A row. ``newest`` is None of what has no releases; ``others``: newer releases that are known too."""
+    """A row. ``newest``: as it is written, and as a ``version`` where it is a release; ``others``: newer
+    releases that are known too."""
 
     subject: str
     packages: tuple[str, ...]
-    newest: Version | None
+    newest: str
+    version: Version | None
     others: Versions | None
     released: str
     tables: tuple[str, ...]
@@ -58,12 +60,11 @@ class Read(NamedTuple):
 
     def unread(self, version: Version | None) -> Unread | None:
         """What is to be said of a version; None of one that is not newer than what was read."""
-        newest = self.newest
-        if version is None or newest is None or version <= newest:
+        if version is None or self.version is None or version <= self.version:
             return None
         if self.others is not None and version in self.others:
             return None
-        return Unread(self.name, str(version), str(newest), self.on)
+        return Unread(self.name, str(version), str(self.version), self.on)
 
 
 @cache
@@ -73,13 +74,13 @@ def everything_read() -> dict[str, Read]:
 
 
 def _read(row: dict[str, str]) -> Read:
-    subject = row["subject"]
-    has_releases = row["newest"][:1].isdigit()
+    subject, newest = row["subject"], row["newest"]
     return Read(
         subject=subject,
         packages=tuple(row["packages"].split()),
-        newest=Version.parse(row["newest"]) if has_releases else None,
-        others=versions_of(subject, row["others"]) if row["others"] else None,
+        newest=newest,
+        version=Version.parse(newest) if newest[:1].isdigit() else None,
+        others=versions_of(subject, *row["others"].split("; ")) if row["others"] else None,
         released=row["released"],
         tables=tuple(row["tables"].split("; ")),
         source=row["source"],
@@ -89,9 +90,9 @@ def _read(row: dict[str, str]) -> Read:
 
 def newest_read(subject: str) -> Version:
     """The newest release that was read of a component, or of transformers."""
-    newest = everything_read()[subject].newest
-    assert newest is not None, f"{subject} has no releases"
-    return newest
+    version = everything_read()[subject].version
+    assert version is not None, f"{subject} has no releases"
+    return version
 
 
 def unread_release(subject: str, version: Version | None) -> Unread | None:
@@ -113,7 +114,7 @@ def as_read(environment: E) -> E:
     if not unread(environment):
         return environment
     changes: dict[str, Any] = {
-        subject: row.newest
+        subject: row.version
         for subject, row in everything_read().items()
         if row.unread(getattr(environment, subject, None)) is not None
     }
