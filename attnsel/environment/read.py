@@ -8,7 +8,7 @@ is not known, and whoever tells an answer tells :func:`unread` of it. The rows a
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from attnsel.base.model import FrozenModel
 from attnsel.base.records import json_fields
@@ -102,20 +102,22 @@ def unread_release(subject: str, version: Version | None) -> Unread | None:
     return None if row is None else row.unread(version)
 
 
+@cache
+def _rows_of(kind: type[FrozenModel]) -> tuple[Read, ...]:
+    """Those about a field of a model."""
+    return tuple(row for row in everything_read().values() if row.subject in kind.model_fields)
+
+
 @lru_cache(maxsize=1024)
 def unread(environment: FrozenModel) -> tuple[Unread, ...]:
     """What of an ``Environment`` is newer than anything that was read, in the order of the rows."""
-    found = (row.unread(getattr(environment, row.subject, None)) for row in everything_read().values())
-    return tuple(one for one in found if one is not None)
+    found = [row.unread(getattr(environment, row.subject)) for row in _rows_of(type(environment))]
+    return tuple([one for one in found if one is not None])
 
 
 def as_read(environment: E) -> E:
     """The ``Environment`` that answers for this one: the newest that was read in place of what is newer."""
     if not unread(environment):
         return environment
-    changes: dict[str, Any] = {
-        subject: row.version
-        for subject, row in everything_read().items()
-        if row.unread(getattr(environment, subject, None)) is not None
-    }
-    return environment.derive(**changes)
+    rows = (row for row in _rows_of(type(environment)) if row.unread(getattr(environment, row.subject)))
+    return environment.derive(**{row.subject: row.version for row in rows})

@@ -57,7 +57,9 @@ def short_document(selection: SelectionView) -> Document:
 
 def _screen(selection: SelectionView, newer: tuple[Item, ...] = ()) -> Screen:
     """attnsel's own answer."""
-    assumed = [Item(assumption_words(one), "?", " ", most=_ASSUMPTION) for one in selection.assumptions[:1]]
+    # Beside two sentences about what is newer there is no room for an assumption.
+    asked = selection.assumptions[:1] if len(newer) < 2 else ()
+    assumed = [Item(assumption_words(one), "?", " ", most=_ASSUMPTION) for one in asked]
     notes = [note._replace(most=1) for note in hints(selection)[:1]]
     room = _CANDIDATES - _ASSUMPTION * len(assumed) - len(notes) - _NEWER * len(newer)
     listed = Items((*_candidates(selection, room), *assumed))
@@ -69,7 +71,8 @@ def _newer(selection: SelectionView) -> tuple[Item, ...]:
     """What is newer than anything that was read: one sentence, and one more for all others."""
     texts = [str(one) for one in selection.unread]
     if len(texts) > 2:
-        answered = (f"{one.what} {one.value} as {one.read_as}" for one in selection.unread[1:])
+        rest = selection.unread[1:]
+        answered = (f"{one.what} {one.value} as {one.read_as} ({one.on})" for one in rest)
         texts[1:] = [f"so are {', '.join(answered)}"]
     return tuple(Item(f"{text}.", "!", " ", most=_NEWER) for text in texts)
 
