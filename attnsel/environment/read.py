@@ -7,7 +7,7 @@ is not known, and whoever tells an answer tells :func:`unread` of it. The rows a
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from attnsel.base.model import FrozenModel
@@ -67,7 +67,7 @@ class Read(NamedTuple):
         return Unread(self.name, str(version), str(self.version), self.on)
 
 
-@cache
+@lru_cache(maxsize=4)
 def everything_read() -> dict[str, Read]:
     """Every row, by its subject."""
     return {row["subject"]: _read(row) for row in read_rows("attnsel.environment", "read")}
@@ -102,7 +102,7 @@ def unread_release(subject: str, version: Version | None) -> Unread | None:
     return None if row is None else row.unread(version)
 
 
-@cache
+@lru_cache(maxsize=4)
 def _rows_of(kind: type[FrozenModel]) -> tuple[Read, ...]:
     """Those about a field of a model."""
     return tuple(row for row in everything_read().values() if row.subject in kind.model_fields)
