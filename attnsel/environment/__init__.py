@@ -1,16 +1,15 @@
 """Where it is asked: a GPU and the software beside it, as found or as described."""
 
 from attnsel.environment.machine import (
-    COMPONENT_NAMES,
     COMPONENTS,
     Device,
     Environment,
     Missing,
-    component_name,
     describe_device,
     require_known_torch,
     without_code,
 )
+from attnsel.environment.versions import COMPONENT_NAMES, component_name
 
 __all__ = [
     "COMPONENTS",

@@ -63,20 +63,6 @@ COMPONENTS = (
 )
 """The fields of an environment that hold a version."""
 
-COMPONENT_NAMES = {
-    "cudnn": "cuDNN",
-    "cudnn_frontend": "cudnn-frontend",
-    "cuda": "CUDA",
-    "transformer_engine": "TransformerEngine",
-}
-"""As they are written, where that is another way."""
-
-
-def component_name(component: str) -> str:
-    """``cuDNN``, ``flash-attn-3``: a component as people write it."""
-    return COMPONENT_NAMES.get(component, component.replace("_", "-"))
-
-
 Missing = Literal["libnvrtc", "libcudnn"]
 
 

@@ -18,6 +18,20 @@ from packaging.version import Version as _PackagingVersion
 
 from attnsel.errors import short
 
+COMPONENT_NAMES = {
+    "cudnn": "cuDNN",
+    "cudnn_frontend": "cudnn-frontend",
+    "cuda": "CUDA",
+    "transformer_engine": "TransformerEngine",
+}
+"""As they are written, where that is another way."""
+
+
+def component_name(component: str) -> str:
+    """``cuDNN``, ``flash-attn-3``: a component as people write it."""
+    return COMPONENT_NAMES.get(component, component.replace("_", "-"))
+
+
 _FINAL = 10_000
 """The beta of a final release, which comes after all of them."""
 
@@ -159,23 +173,23 @@ def _interval(spec: str) -> tuple[Version | None, Version | None]:
     return low, high
 
 
-def _those_of(component: str, *specs: str) -> Versions:
+def versions_of(component: str, *specs: str) -> Versions:
     """The versions of a component that one of ``specs`` names; all of them without any."""
     return Versions(component, tuple(_interval(spec) for spec in specs) or ((None, None),))
 
 
-torch = partial(_those_of, "torch")
-triton = partial(_those_of, "triton")
-cuda = partial(_those_of, "cuda")
+torch = partial(versions_of, "torch")
+triton = partial(versions_of, "triton")
+cuda = partial(versions_of, "cuda")
 """The CUDA toolkit that torch was built with (``torch.version.cuda``)."""
-cudnn = partial(_those_of, "cudnn")
+cudnn = partial(versions_of, "cudnn")
 """cuDNN as loaded at run time (``cudnnGetVersion``), not as built against."""
-cudnn_frontend = partial(_those_of, "cudnn_frontend")
-flash_attn = partial(_those_of, "flash_attn")
+cudnn_frontend = partial(versions_of, "cudnn_frontend")
+flash_attn = partial(versions_of, "flash_attn")
 """FlashAttention 2, the package flash-attn."""
-flash_attn_3 = partial(_those_of, "flash_attn_3")
+flash_attn_3 = partial(versions_of, "flash_attn_3")
 """FlashAttention 3, built from hopper/ of its repository."""
-flash_attn_4 = partial(_those_of, "flash_attn_4")
+flash_attn_4 = partial(versions_of, "flash_attn_4")
 """FlashAttention 4, the package flash-attn-4."""
-transformer_engine = partial(_those_of, "transformer_engine")
+transformer_engine = partial(versions_of, "transformer_engine")
 """TransformerEngine, which attnsel only has notes about."""
