@@ -11,14 +11,14 @@ import platform
 import re
 import sys
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from attnsel.base.model import FrozenModel
 from attnsel.base.records import json_beside
 from attnsel.base.suggestions import suggestion
-from attnsel.environment.gpus import ARCHITECTURES, look_up_gpu
+from attnsel.environment.gpus import ARCHITECTURES, Gpu, architecture_of, look_up_gpu
 from attnsel.environment.installed import flash_attn_versions, installed_version
 from attnsel.environment.releases import (
     FRONTENDS,
@@ -227,13 +227,18 @@ def describe_device(gpu: str | None) -> Device:
         card = look_up_gpu(gpu)
     except ValueError as error:
         raise InvalidInput("gpu", gpu, str(error)) from None
+    return _device_of(card)
+
+
+def _device_of(card: Gpu) -> Device:
+    known, kind = architecture_of(card.arch), cast(Any, card.device)
     return Device(
-        type="cuda",
-        name=card.name,
+        type=kind,
+        name=f"{card.name} ({card.gfx})" if card.gfx else card.name,  # rules read AMD's target from its name
         arch=card.arch,
         memory=None if card.memory_gib is None else card.memory_gib << 30,
         sm_count=card.sm_count,
-        shared_memory=ARCHITECTURES[card.arch].shared_memory,
+        shared_memory=None if known is None else known.shared_memory,
     )
 
 
@@ -291,7 +296,7 @@ def _impossible(env: Environment) -> list[str]:
     """Contradictions inside one environment. They are said, not corrected."""
     found = _no_such_wheel(env)
     arch, cudnn, cuda = env.arch, env.cudnn, env.cuda
-    known = ARCHITECTURES.get(arch or 0)
+    known = architecture_of(arch)
     if known and known.cuda and cuda and cuda < known.cuda and without_code(env) is None:
         found.append(_too_old(env.device.arch or 0, cuda, known.cuda))
     if known and known.cudnn and cudnn and cudnn < known.cudnn:
@@ -362,7 +367,7 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
         properties = torch.cuda.get_device_properties(index)
         if torch.version.hip:
             arch_name = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
-            name = " ".join(dict.fromkeys((properties.name, arch_name))).strip()
+            name = _amd_name(properties.name, arch_name)
             return Device(type="rocm", name=name, memory=properties.total_memory), loaded
         # What is loaded decides, not what pip lists: a wheel may sit there unused.
         try:
@@ -373,8 +378,8 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
             loaded["cudnn"] = None if number is None else Version.parse(int(number))
         arch = 10 * properties.major + properties.minor
         shared = getattr(properties, "shared_memory_per_block_optin", None)
-        if not shared and arch in ARCHITECTURES:
-            shared = ARCHITECTURES[arch].shared_memory
+        if not shared and (known := architecture_of(arch)):
+            shared = known.shared_memory
         return Device(
             type="cuda",
             name=properties.name.removeprefix("NVIDIA "),
@@ -383,7 +388,16 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
             sm_count=properties.multi_processor_count,
             shared_memory=shared,
         ), loaded
-    known = ("cpu", "mps", "xpu", "meta")
-    kind: Any = wanted.type if wanted.type in known else "other"
+    known_types = ("cpu", "mps", "xpu", "meta")
+    kind: Any = wanted.type if wanted.type in known_types else "other"
     name = (platform.machine() or "CPU") if kind == "cpu" else wanted.type
     return Device(type=kind, name=name), loaded
+
+
+def _amd_name(printed: str, gfx: str) -> str:
+    """``MI300X (gfx942)``: the catalogue's name of what the driver prints, which for new cards is none, and
+    the target, which HSA_OVERRIDE_GFX_VERSION may have set to another."""
+    try:
+        return _device_of(look_up_gpu(f"{printed} {gfx}")).name
+    except ValueError:
+        return " ".join(dict.fromkeys((printed, gfx))).strip()
