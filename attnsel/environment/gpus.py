@@ -91,10 +91,9 @@ def read_as(arch: int | None) -> int | None:
 
     A machine can have one that no row has: the newest before it answers.
     """
-    if arch is None or arch < max(OLDER) or arch in ARCHITECTURES:
+    if arch is None or arch < 100 or arch in ARCHITECTURES:
         return None
-    newest = max(known for known in ARCHITECTURES if known < arch)
-    return READ_AS.get(arch, newest if arch >= 100 else None)
+    return READ_AS.get(arch) or max(known for known in ARCHITECTURES if known < arch)
 
 
 class Figures(NamedTuple):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.base.records import json_fields
 from attnsel.base.rows import read_rows
+from attnsel.environment.gpus import read_as
 from attnsel.environment.versions import Version, Versions, component_name, versions_of
 
 if TYPE_CHECKING:
@@ -106,7 +107,17 @@ def unread(environment: Environment) -> tuple[Unread, ...]:
         for subject, row in everything_read().items()
         if subject in type(environment).model_fields
     )
-    return tuple(one for one in found if one is not None)
+    return tuple(filter(None, (_unread_gpu(environment), *found)))
+
+
+def _unread_gpu(environment: Environment) -> Unread | None:
+    """What is to be said of a GPU of an architecture whose kernels nobody has read."""
+    device, read = environment.device, read_as(environment.device.arch)
+    if read is None:
+        return None
+    arch = f"sm{device.arch}"
+    value = arch if device.name in ("", arch) else f"{device.name} ({arch})"
+    return Unread("GPU", value, f"sm{read}", everything_read()["gpus"].on)
 
 
 @lru_cache(maxsize=1024)
@@ -117,4 +128,7 @@ def as_read(environment: Environment) -> Environment:
         for subject, row in everything_read().items()
         if subject in type(environment).model_fields and row.unread(getattr(environment, subject))
     }
+    device = environment.device
+    if read := read_as(device.arch):
+        changes["device"] = device.replace(arch=read)
     return environment.derive(**changes) if changes else environment
