@@ -218,16 +218,14 @@ def gpus(
             return BAD_INPUT
     form.print(
         lambda: _gpus(shown, counted=not form.markdown),
-        lambda: [stamped("gpus", gpu._asdict()) for gpu in shown],
+        lambda: [stamped("gpus", gpu._asdict() | {"arch": gpu.arch or None}) for gpu in shown],
     )
     return FOUND
 
 
 def _has(gpu: Gpu, word: str) -> bool:
     asked = _squeezed(word)
-    archs = [gpu.target, gpu.device]
-    if gpu.arch is not None:
-        archs.append(f"{gpu.arch // 10}.{gpu.arch % 10}")
+    archs = (gpu.target, gpu.device, f"{gpu.arch // 10}.{gpu.arch % 10}")
     return asked in archs or asked in _squeezed(gpu.name) or asked in _squeezed(gpu.kind)
 
 

@@ -20,12 +20,12 @@ from attnsel.environment.versions import Version
 
 
 class Gpu(NamedTuple):
-    """``arch``: 10 * major + minor, 90 is compute capability 9.0; None of another maker's. ``kind``: what is
+    """``arch``: 10 * major + minor, 90 is compute capability 9.0; 0 of another maker's. ``kind``: what is
     sold under that name; of a name of several cards "family". ``device``: cuda, rocm, xpu or mps. ``gfx``:
     AMD's target. ``sold_with``: GB, where it is sold with one or another, so that the name must say which."""
 
     name: str
-    arch: int | None
+    arch: int
     memory_gib: int | None
     sm_count: int | None
     kind: str = ""
@@ -36,7 +36,7 @@ class Gpu(NamedTuple):
     @property
     def target(self) -> str:
         """What decides about kernels: ``sm90``, ``gfx942``, ``xpu``."""
-        return self.gfx or (self.device if self.arch is None else f"sm{self.arch}")
+        return self.gfx or (f"sm{self.arch}" if self.arch else self.device)
 
 
 class Architecture(NamedTuple):
@@ -148,7 +148,7 @@ def _others() -> dict[str, tuple[Gpu, ...]]:
     found: dict[str, tuple[Gpu, ...]] = {}
     for row in read_rows("attnsel.environment", "other_gpus"):
         memory, several = _sizes(row["memory_gb"])
-        gpu = Gpu(row["name"], None, memory, None, row["kind"], row["device"], row["gfx"], several)
+        gpu = Gpu(row["name"], 0, memory, None, row["kind"], row["device"], row["gfx"], several)
         own = re.sub(r"\s\d+GB$", "", gpu.name).casefold()
         for key in dict.fromkeys((own.replace(" ", ""), *row["also"].split())):
             found[key] = (*found.get(key, ()), gpu)
@@ -179,7 +179,7 @@ def _figures() -> dict[str, Figures]:
             link=number(row["link"]),
             link_name=row["link_name"],
             network=number(row["network"]) if row["network"] else None,
-            bf16=(look_up_gpu(row["gpu"]).arch or 0) >= 80,
+            bf16=look_up_gpu(row["gpu"]).arch >= 80,
         )
         for row in read_rows("attnsel.environment", "gpu_figures")
     }

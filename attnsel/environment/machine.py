@@ -93,7 +93,8 @@ class Device(FrozenModel):
 class Environment(FrozenModel):
     """A device and versions. A version of None means: not installed there.
 
-    ``assumed`` names the fields nobody stated; every report marks them. ``detected`` says that this
+    ``assumed`` names the fields nobody stated, and ``dtype`` where the call's is the GPU's (``half``); every
+    report marks them. ``detected`` says that this
     is the machine in front of us, where only what can really run may be chosen.
     """
 
@@ -135,6 +136,19 @@ class Environment(FrozenModel):
     def target(self) -> str:
         """What a kernel is proven for: an architecture ("sm90"), or a device type without one ("cpu")."""
         return self.device.type if self.device.arch is None else f"sm{self.device.arch}"
+
+    @property
+    def half(self) -> Literal["bf16", "fp16"]:
+        """The 16-bit element type that its GPU computes in: what is asked where nobody states a dtype.
+
+        bf16 came with Ampere; of AMD's with MI100 and RDNA 3 (v_mfma_…_bf16 and v_wmma_…_bf16 of their ISA
+        documents). Intel's and Apple's take it in PyTorch, if not all at full speed.
+        """
+        device = self.device
+        old = device.arch is not None and device.arch < 80
+        if device.type == "rocm":
+            old = re.search(r"gfx(?:8\d\d|90[0-69c]|10\d\d)\b", device.name) is not None
+        return "fp16" if old else "bf16"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -235,7 +249,7 @@ def _device_of(card: Gpu) -> Device:
     return Device(
         type=kind,
         name=f"{card.name} ({card.gfx})" if card.gfx else card.name,  # rules read AMD's target from its name
-        arch=card.arch,
+        arch=card.arch or None,
         memory=None if card.memory_gib is None else card.memory_gib << 30,
         sm_count=card.sm_count,
         shared_memory=None if known is None else known.shared_memory,
@@ -367,7 +381,7 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
         properties = torch.cuda.get_device_properties(index)
         if torch.version.hip:
             arch_name = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
-            name = _amd_name(properties.name, arch_name)
+            name = _in_catalogue(f"{properties.name} {arch_name}")
             return Device(type="rocm", name=name, memory=properties.total_memory), loaded
         # What is loaded decides, not what pip lists: a wheel may sit there unused.
         try:
@@ -390,14 +404,20 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
         ), loaded
     known_types = ("cpu", "mps", "xpu", "meta")
     kind: Any = wanted.type if wanted.type in known_types else "other"
+    if kind == "xpu" and torch.xpu.is_available():
+        found = torch.xpu.get_device_properties(wanted)
+        return Device(type=kind, name=_in_catalogue(found.name), memory=found.total_memory), loaded
     name = (platform.machine() or "CPU") if kind == "cpu" else wanted.type
+    if kind == "mps" and torch.backends.mps.is_available():
+        ask = getattr(torch.backends.mps, "get_name", lambda: name)  # since PyTorch 2.10
+        name = _in_catalogue(ask())
     return Device(type=kind, name=name), loaded
 
 
-def _amd_name(printed: str, gfx: str) -> str:
-    """``MI300X (gfx942)``: the catalogue's name of what the driver prints, which for new cards is none, and
-    the target, which HSA_OVERRIDE_GFX_VERSION may have set to another."""
+def _in_catalogue(printed: str) -> str:
+    """``MI300X (gfx942)``: the catalogue's name of what a driver prints; that itself where it has none, as of
+    a target that HSA_OVERRIDE_GFX_VERSION made another."""
     try:
-        return _device_of(look_up_gpu(f"{printed} {gfx}")).name
+        return _device_of(look_up_gpu(printed)).name
     except ValueError:
-        return " ".join(dict.fromkeys((printed, gfx))).strip()
+        return " ".join(dict.fromkeys(printed.split()))

@@ -152,6 +152,7 @@ def facts(selection: SelectionView) -> Facts:
             *warnings(env),
             *(Item(f"planned only: {why}", "!") for why in planned),
             *([("policy", *policy)] if policy else []),
+            *presumed(selection),
             *hints(selection),
         )
     )
@@ -159,6 +160,15 @@ def facts(selection: SelectionView) -> Facts:
 
 def warnings(env: Environment) -> tuple[Item, ...]:
     return tuple(Item(warning, "!") for warning in env.warnings)
+
+
+def presumed(selection: SelectionView) -> tuple[Item, ...]:
+    """That the call's dtype is the GPU's, where nobody stated one."""
+    env = selection.environment
+    if "dtype" not in env.assumed:
+        return ()
+    gpu = environment_words(env)[0]
+    return (Item(f"No dtype was stated: asked in {selection.params.dtype}, as {gpu} has no bf16", "!"),)
 
 
 def hints(selection: SelectionView) -> tuple[Item, ...]:

@@ -14,6 +14,7 @@ from attnsel.report.answer import (
     hints,
     names,
     needing_gpu,
+    presumed,
     runs_text,
     source,
     verdict,
@@ -57,7 +58,7 @@ def short_document(selection: SelectionView) -> Document:
 def _screen(selection: SelectionView) -> Screen:
     """attnsel's own answer."""
     assumed = [Item(assumption_words(one), "?", " ", most=_ASSUMPTION) for one in selection.assumptions[:1]]
-    notes = [note._replace(most=1) for note in hints(selection)[:1]]
+    notes = [note._replace(most=1) for note in (*presumed(selection), *hints(selection))[:1]]
     room = _CANDIDATES - _ASSUMPTION * len(assumed) - len(notes)
     listed = Items((*_candidates(selection, room), *assumed))
     sentence = Paragraph(Strong(verdict(selection)), most=_SENTENCE)
@@ -171,6 +172,7 @@ def dispatched_document(selection: SelectionView, sources: bool = False) -> Docu
         Paragraph(Strong(difference(selection))),
         Facts((tuple(where), tuple(asked), *warnings(selection.environment))),
         Fields(tuple(fields)),
+        *map(Items, filter(None, [presumed(selection)])),
         Items(
             tuple(
                 item._replace(below=tuple(_against(refusal, sources) for refusal in offer.refusals))
