@@ -236,7 +236,7 @@ def _squeezed(text: str) -> str:
 def _gpus(shown: list[Gpu], counted: bool) -> Document:
     rows = []
     for gpu in shown:
-        sizes = " or ".join(map(str, gpu.sold_with or (gpu.memory_gib,)))
+        sizes = "/".join(map(str, gpu.sold_with or (gpu.memory_gib,)))
         memory = "-" if sizes == "None" else f"{sizes} GB"
         rows.append((gpu.name, gpu.target, memory, str(gpu.sm_count or "-"), gpu.kind))
     count = "1 GPU" if len(rows) == 1 else f"{len(rows)} GPUs"

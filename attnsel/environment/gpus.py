@@ -435,7 +435,7 @@ _OF_A_MAC = (
 def _hint(text: str, maker: str) -> str:
     """Models written almost so, then those of the same series that are near in number."""
     said = _parse(text)
-    if not re.search(r"\d", said.model):
+    if not re.search(r"\d", said.model) or re.match(r"(?:sm|compute|gfx)\d", said.model):
         return ""
     written = f"rtx{said.model}" if said.model[0].isdigit() else said.model
     known: dict[str, tuple[str, ...]] = {}  # names of a card by how it may be written

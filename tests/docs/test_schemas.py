@@ -36,6 +36,7 @@ DIGESTS: dict[str, str] = {
     "doctor-6": "2f05d90a43137606",
     "doctor-7": "7b4ac77b1bc48ea1",
     "gpus-1": "53cec192689fe52a",
+    "gpus-2": "4a5d66895c678da7",
     "grid-1": "478e3d7728fb4446",
     "log-1": "fd77b6c6b4955ec4",
     "plan-1": "add36dc149372ce3",
