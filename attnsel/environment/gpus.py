@@ -384,9 +384,14 @@ def _of_others(text: str, maker: str) -> Gpu | None:
     named = [gpus for gpus in named if gpus[0].kind != "family"] or named
     if not named and (maker or gfx):
         named = [_others()[_NO_MODEL[maker or "rocm"]]]
-    if not named or len({gpus[0] for gpus in named}) > 1:
+    if not named:
         return None
     variants = named[0]
+    if len({gpus[0] for gpus in named}) > 1:  # Linux calls some by all that the chip is in
+        if "/" not in text or len({gpus[0].gfx or gpus[0].name for gpus in named}) > 1:
+            return None
+        same = {gpus[0].memory_gib for gpus in named}
+        variants = (variants[0]._replace(memory_gib=same.pop() if len(same) == 1 else None),)
     fitting = [variants[0]] if gib is None else [each for gpu in variants if (each := _sold_with(gpu, gib))]
     if not fitting:
         raise ValueError(f"unknown GPU: there is {_either(map(_with_memory, variants))}")
@@ -415,7 +420,7 @@ def _words_of_others(text: str, maker: str) -> tuple[list[str], int | None, str]
 _NO_MODEL = {"rocm": "radeongraphics", "xpu": "intelgraphics", "mps": "applesilicon"}
 
 _WRITTEN_SO = (
-    (r"\bgfx\w+|[®™]|\((?:r|tm|c)\)", " "),
+    (r"\bgfx\w+|[®™]|\((?:r|tm|c)\)|\[?0x[\da-f]+\]?", " "),
     (r"\b(?:advanced micro devices|amd|ati|instinct|intel|corporation|apple)\b|radeon|\+", " "),
     (r"\bryzen(?:\s+(?:ai|[3579]|hx|pro)\b)*", "ryzen "),
     (r"\bmax\s+pro\b", "max"),
@@ -504,8 +509,8 @@ _MAKER = (  # by what a name has that is theirs alone; the first that fits
 )
 _SM = re.compile(r"\bsm\s?(\d{2,3})[af]?\b")
 _ASIDE = re.compile(
-    r"i?gpus?|[di]gpu|apu|graphics|cards?|series|edition|oam|pcie|w|with|only|v?ram|memory|unified|dual|slot|"
-    r"soc|volta|turing|pascal|maxwell|ampere|hopper|[rc]dna\d?|\d\.\d|navi\d*|xe\d?|bmg|g\d\d|nvl|"
+    r"[di]?gpus?|[ac]pu|graphics|cards?|limited|le|sapphire|xfx|powercolor|asrock|series|edition|oam|pcie|w|with|only|v?ram|memory|unified|dual|slot|"
+    r"soc|volta|turing|pascal|maxwell|ampere|hopper|grace|blackwell|[rc]dna\d?|\d\.\d|navi\d*|xe\d?|bmg|g\d\d|nvl|"
     r"(?:gm|gp|gv|tu|ga|ad)\d\d\w*"
 )
 """Words that say nothing of which card it is, in names that are looked at word by word."""
@@ -518,7 +523,14 @@ _NOISE = {
     *("gpu", "gpus", "graphics", "card", "generation", "gen", "edition", "design", "with", "workstation"),
     *("tensor", "core", "accelerator", "corporation", "lovelace", "jetson", "hgx", "dgx", "grid", "module"),
     *("developer", "kit", "devkit", "superchip", "ac", "lc", "ws", "only", "vram", "ram"),
+    *("founders", "fe", "oc", "msi", "asus", "evga", "zotac", "gigabyte", "palit", "pny", "gainward"),
 }
+_SUFFIXES = (  # "3080 Ti m", "2070S", "H100 PCI-E"
+    (r"\b((?:rtx|gtx)?\s?(?:[2-5]0[5-9]0|10[5-8]0)(?:\s?ti|\s?super)?)\s?m\b", r"\1 laptop"),
+    (r"\b((?:rtx|gtx)?\s?(?:20[678]0|40[78]0|16[56]0)(?:\s?ti)?)\s?s\b", r"\1 super"),
+    (r"(laptop|mobile)", r" \1 "),
+    (r"\bpci[\s-]e\b", "pcie"),
+)
 _COUNT = re.compile(
     r"^\d{1,3}\s*[x×*](?:\s+(?=\w)|(?=[a-z]))|[\s(]+[x×*]\s?\d{1,3}\)?$"
 )  # "8x H100", "T4 x2"
@@ -567,7 +579,8 @@ def _parse(name: str) -> Spelling:
         text = text[: virtual.start()]
     gib, form, laptop = None, "", False
     model: list[str] = []
-    text = re.sub(r"(laptop|mobile)", r" \1 ", text)
+    for pattern, instead in _SUFFIXES:
+        text = re.sub(pattern, instead, text)
     text = re.sub(r"max[\s-]?q", "max-q", re.sub(r"(\d)\s+(gi?b)\b", r"\1\2", text))
     max_q = "max-q" in text
     for word in _WORDS.split(text.replace("max-q", " ")):

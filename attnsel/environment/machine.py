@@ -229,6 +229,7 @@ def describe_device(gpu: str | None) -> Device:
     if gpu is not None and not isinstance(gpu, str):
         raise InvalidInput("gpu", gpu, "must be the name of a GPU, an architecture such as sm90, or cpu")
     wanted = "" if gpu is None else gpu.strip().casefold()
+    wanted = re.sub(r"^(gfx\w+)(?::\w+[+-])+$", r"\1", wanted)  # "gfx90a:sramecc+:xnack-"
     if gpu is None or wanted == "cpu":
         return Device(type="cpu", name="CPU")
     if wanted == "mps":
