@@ -20,16 +20,7 @@ from attnsel.base.suggestions import candidate_suggestion
 from attnsel.cli.flags import ALIASES, FLAGS, SHORTHANDS, plain_type, read_count
 from attnsel.cli.form import OUTPUT, TEXT, Form, yes_or_no
 from attnsel.cli.output import FOUND, NO_BACKEND, watched
-from attnsel.cli.question import (
-    As,
-    Chooser,
-    Question,
-    SwitchFlag,
-    asked_of,
-    asks,
-    with_assumed,
-    with_recipe,
-)
+from attnsel.cli.question import As, Chooser, Question, SwitchFlag, asked_of, asks, with_recipe
 from attnsel.decision import Selection
 from attnsel.environment import COMPONENTS, Environment, describe_device
 from attnsel.environment.versions import Version
@@ -336,9 +327,7 @@ def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked
                 wrong.append(p)
             return GridCell("invalid", False, (), {"invalid": str(p)})
         env = machine(*(pair for pair in stated if pair[0] in MACHINE))
-        if assumed := question.assumed_dtype(env, dict(of_the_call)):
-            other, env = call(*of_the_call, *assumed.items()), with_assumed(env, assumed)
-            p = p if isinstance(other, InvalidInput) else other
+        p, env = question.put(p, env, **with_recipe(dict(of_the_call)))
         selection = asked.select(p, env, question.policy)
         if len(seen) < 2 or place in corners or all(p.dtype != one.params.dtype for one in seen):
             seen.append(selection)

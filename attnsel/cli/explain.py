@@ -114,7 +114,7 @@ def explain(
     for name in ("sources",) if sources and (short or form.json) else ():
         raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")
     asked = asked_of(as_, switch)
-    params, env = question.put()
+    params, env = question.put(question.ask(), question.where())
     selection = asked.select(params, env, question.policy)
     for flag, why in idle(params, question.flags):
         complain(f"{flag} changes nothing {why}")

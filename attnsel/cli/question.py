@@ -14,7 +14,7 @@ import stat
 import sys
 import time
 import typing
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -246,18 +246,14 @@ class Question:
                 raise InvalidInput(where, error.value, error.allowed) from None
             raise
 
-    def put(self) -> tuple[AttentionParams, Environment]:
-        """The call and the machine; where nobody states a dtype, the call's is one that the GPU computes in.
-        Raises InvalidInput."""
-        p, env = self.ask(), self.where()
-        assumed = self.assumed_dtype(env)
-        return (self.ask(**assumed), with_assumed(env, assumed)) if assumed else (p, env)
-
-    def assumed_dtype(self, env: Environment, stated: Container[str] = ()) -> dict[str, str]:
-        """``{"dtype": "fp16"}`` on a GPU without bf16, unless the dtype is stated: with the call's fields or
-        with those ``stated`` beside them."""
-        named = "dtype" in stated or not self.params.keys().isdisjoint(("dtype", "qkv_dtype"))
-        return {} if named or env.half == "bf16" else {"dtype": env.half}
+    def put(self, p: AttentionParams, env: Environment, **fields: Any) -> tuple[AttentionParams, Environment]:
+        """The call as it is asked there: in fp16 where the GPU has no bf16 and nobody stated a dtype, in
+        ``fields`` neither, which the environment then says is assumed."""
+        stated = {**self.params, **fields}
+        if env.half == "bf16" or "dtype" in stated or "qkv_dtype" in stated:
+            return p, env
+        assumed = tuple(sorted({*env.assumed, "dtype"}))
+        return self.ask(**fields, dtype=env.half), env.derive(assumed=assumed)
 
     def where(self, **changes: Any) -> Environment:
         """The machine, with some parts changed. Raises InvalidInput."""
@@ -274,11 +270,6 @@ class Question:
         if "gpu" in machine:
             machine["device"] = describe_device(machine.pop("gpu"))
         return base.replace(**machine, detected=False)
-
-
-def with_assumed(env: Environment, fields: Iterable[str]) -> Environment:
-    """An environment that says of fields of the call, too, that nobody stated them."""
-    return env.derive(assumed=tuple(sorted({*env.assumed, *fields}))) if fields else env
 
 
 def asks(command: Callable[..., int]) -> Callable[..., int]:

@@ -65,14 +65,8 @@ ARCHITECTURES: dict[int, Architecture] = {
     120: Architecture(101_376, Version(12, 8), _CUDNN_9_7),
     121: Architecture(101_376, Version(12, 9), _CUDNN_9_7),
 }
-"""Those for which every kernel is planned."""
 
-OLDER = {
-    50: Architecture(49_152),
-    52: Architecture(49_152),
-    60: Architecture(49_152),
-    61: Architecture(49_152),
-}
+OLDER = dict.fromkeys((50, 52, 60, 61), Architecture(49_152))
 """Maxwell and Pascal: PyTorch has kernels for them up to its wheels for CUDA 12.6, and nobody else has."""
 
 READ_AS = {107: 103}
@@ -268,8 +262,7 @@ def _of_nvidia(text: str) -> Gpu | None:
 
 
 def _with_memory(gpu: Gpu) -> str:
-    sizes = " or ".join(map(str, gpu.sold_with)) or str(gpu.memory_gib)
-    return f"{gpu.name} ({sizes} GB)"
+    return f"{gpu.name} ({' or '.join(map(str, gpu.sold_with or (gpu.memory_gib,)))} GB)"
 
 
 _THE_REST = "attnsel gpus lists all; or an architecture: " + ", ".join(f"sm{arch}" for arch in ARCHITECTURES)
@@ -314,7 +307,7 @@ def _runs(words: Sequence[str], known: Callable[[str], bool]) -> Iterator[str | 
         end = next((end for end in ends if known("".join(words[start:end]))), None)
         if end is not None:
             yield "".join(words[start:end])
-        elif not _ASIDE.fullmatch(words[start]):
+        elif not _says_nothing("aside").fullmatch(words[start]):
             yield None
         start = end or start + 1
 
@@ -405,8 +398,8 @@ def _words_of_others(text: str, maker: str) -> tuple[list[str], int | None, str]
     """The words of a name, without the maker's own; the memory and AMD's target that it says."""
     text = _COUNT.sub("", text.casefold().strip())
     gfx = re.search(r"gfx\d{2,3}[\da-f]", text)
-    for pattern, instead in (*(_OF_A_MAC if maker == "mps" else ()), *_WRITTEN_SO):
-        text = re.sub(pattern, instead, text)
+    for pattern, instead in (*_spellings(maker), *_spellings("others")):
+        text = pattern.sub(instead, text)
     words: list[str] = []
     gib = None
     for word in filter(None, _WORDS.split(re.sub(r"(\d)\s+(gi?b)\b", r"\1\2", text))):
@@ -419,21 +412,6 @@ def _words_of_others(text: str, maker: str) -> tuple[list[str], int | None, str]
 
 _NO_MODEL = {"rocm": "radeongraphics", "xpu": "intelgraphics", "mps": "applesilicon"}
 
-_WRITTEN_SO = (
-    (r"\bgfx\w+|[®™]|\((?:r|tm|c)\)|\[?0x[\da-f]+\]?", " "),
-    (r"\b(?:advanced micro devices|amd|ati|instinct|intel|corporation|apple)\b|radeon|\+", " "),
-    (r"\bryzen(?:\s+(?:ai|[3579]|hx|pro)\b)*", "ryzen "),
-    (r"\bmax\s+pro\b", "max"),
-    (r"\bcore\s+(?:ultra\s+)?(?:x?[3579]\b)?", " "),
-    (r"\bmi\s+(?=\d)", "mi"),
-)
-_OF_A_MAC = (
-    (r"\bmac\s?book(?:\s+(?:pro|air))?|\bmac\s+(?:studio|mini|pro)\b|\bi?mac\b", " "),
-    (r"\b\d{1,2}[\s-]*(?:cores?|gpus?|cpus?|[ep])\b", " "),
-    (r"\b(?:1[346]|24|27)(?:\.\d)?(?:[\"″”]|[\s-]*inch)|\b20[12]\d\b", " "),
-)
-
-
 # ---- what was meant -----------------------------------------------------------------------------------
 
 
@@ -442,30 +420,17 @@ def _hint(text: str, maker: str) -> str:
     said = _parse(text)
     if not re.search(r"\d", said.model) or re.match(r"(?:sm|compute|gfx)\d", said.model):
         return ""
-    written = f"rtx{said.model}" if said.model[0].isdigit() else said.model
-    known: dict[str, tuple[str, ...]] = {}  # names of a card by how it may be written
+    written = {f"rtx{said.model}" if said.model[0].isdigit() else said.model}
+    known = [(gpus[0].name, key) for key, gpus in _others().items() if maker in ("", gpus[0].device)]
     if maker in ("", "cuda"):
-        models = _models().items()
-        known = {
-            variants[0][1].name: (model,) for (model, laptop), variants in models if laptop == said.laptop
-        }
+        known += [(own[0][1].name, key) for (key, laptop), own in _models().items() if laptop == said.laptop]
     if maker != "cuda":
         words = _words_of_others(text, maker)[0]
-        plain, first = "".join(words), next((word for word in words if re.search(r"\d", word)), "")
-        for key, gpus in _others().items():
-            if maker in ("", gpus[0].device):
-                known[gpus[0].name] = (*known.get(gpus[0].name, ()), key)
-    else:
-        plain = first = written
-    ranks = {
-        name: min(found)
-        for name, keys in known.items()
-        if (
-            found := [
-                rank for key in keys for asked in {written, plain, first} if (rank := _likeness(key, asked))
-            ]
-        )
-    }
+        written |= {"".join(words), next((word for word in words if re.search(r"\d", word)), "")}
+    ranks: dict[str, tuple[int, float, float]] = {}
+    for name, key in known:
+        for rank in filter(None, (_likeness(key, each) for each in written)):
+            ranks[name] = min(rank, ranks.get(name, rank))
     near = sorted(ranks, key=lambda name: ranks[name])[:2]
     return f" (did you mean {_either(near)}?)" if near else ""
 
@@ -500,37 +465,27 @@ def _either(names: Iterable[str]) -> str:
 _LONGEST = 100
 """Characters of the longest name that is read; the driver's buffer has 96 (nvml.h, DEVICE_NAME_V2)."""
 
+
+@cache
+def _spellings(use: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """The patterns that ``data/gpu_spellings.csv`` has for a use, and what is written instead."""
+    rows = (row for row in read_rows("attnsel.environment", "gpu_spellings") if row["use"] == use)
+    return tuple((re.compile(row["pattern"]), row["instead"]) for row in rows)
+
+
+@cache
+def _says_nothing(use: str) -> re.Pattern[str]:
+    """Words that say nothing of which card it is."""
+    return re.compile("|".join(pattern.pattern for pattern, _ in _spellings(use)))
+
+
 _MAKERS = re.compile(r"nvidia|geforce|tesla|\((?:nvgpu|r|tm|c)\)|[®™]")
-_MAKER = (  # by what a name has that is theirs alone; the first that fits
-    ("cuda", re.compile(r"nvidia|geforce|quadro|tesla|jetson|nvs|\b(?:rtx|gtx|titan|dgx|hgx)")),
-    ("rocm", re.compile(r"\bamd\b|radeon|instinct|ryzen|\bgfx\d|\brx[\s-]?\d|\bmi\s?\d|strix|vega")),
-    ("xpu", re.compile(r"\bintel\b|\barc\b|\biris\b|\buhd\b|ponte\s?vecchio|\bpvc\b|\bflex\b|core\W+ultra")),
-    ("mps", re.compile(r"\bapple\b|\bi?mac\b|macbook|^m[1-9]\b")),
-)
 _SM = re.compile(r"\bsm\s?(\d{2,3})[af]?\b")
-_ASIDE = re.compile(
-    r"[di]?gpus?|[ac]pu|graphics|cards?|limited|le|sapphire|xfx|powercolor|asrock|series|edition|oam|pcie|w|with|only|v?ram|memory|unified|dual|slot|"
-    r"soc|volta|turing|pascal|maxwell|ampere|hopper|grace|blackwell|[rc]dna\d?|\d\.\d|navi\d*|xe\d?|bmg|g\d\d|nvl|"
-    r"(?:gm|gp|gv|tu|ga|ad)\d\d\w*"
-)
-"""Words that say nothing of which card it is, in names that are looked at word by word."""
 _WORDS = re.compile(r"[\s_\-/(),]+")
 _MEMORY = re.compile(r"(\d{1,4})(?:gi?b|g)")
 _JOINED_MEMORY = re.compile(r"(.*\d[a-z]+)(\d{1,3})gi?b")  # "rtx4060ti16gb"; of "rtx306012gb" nobody knows
 _FORMS = re.compile(r"(sxm|pcie|pci|nvl|hbm)\d*e?|oam|active|fhhl|dgxs|cnx")
 _FORM_OF = {"sxm": "sxm", "pcie": "pcie", "pci": "pcie", "nvl": "nvl", "fhhl": "pcie", "active": "pcie"}
-_NOISE = {
-    *("gpu", "gpus", "graphics", "card", "generation", "gen", "edition", "design", "with", "workstation"),
-    *("tensor", "core", "accelerator", "corporation", "lovelace", "jetson", "hgx", "dgx", "grid", "module"),
-    *("developer", "kit", "devkit", "superchip", "ac", "lc", "ws", "only", "vram", "ram"),
-    *("founders", "fe", "oc", "msi", "asus", "evga", "zotac", "gigabyte", "palit", "pny", "gainward"),
-}
-_SUFFIXES = (  # "3080 Ti m", "2070S", "H100 PCI-E"
-    (r"\b((?:rtx|gtx)?\s?(?:[2-5]0[5-9]0|10[5-8]0)(?:\s?ti|\s?super)?)\s?m\b", r"\1 laptop"),
-    (r"\b((?:rtx|gtx)?\s?(?:20[678]0|40[78]0|16[56]0)(?:\s?ti)?)\s?s\b", r"\1 super"),
-    (r"(laptop|mobile)", r" \1 "),
-    (r"\bpci[\s-]e\b", "pcie"),
-)
 _COUNT = re.compile(
     r"^\d{1,3}\s*[x×*](?:\s+(?=\w)|(?=[a-z]))|[\s(]+[x×*]\s?\d{1,3}\)?$"
 )  # "8x H100", "T4 x2"
@@ -564,7 +519,7 @@ class Spelling(NamedTuple):
 def _maker(text: str) -> str:
     """``cuda``, ``rocm``, ``xpu`` or ``mps`` where a name says whose it is; "" elsewhere."""
     folded = text.casefold()
-    return next((device for device, theirs in _MAKER if theirs.search(folded)), "")
+    return next((device for theirs, device in _spellings("maker") if theirs.search(folded)), "")
 
 
 def _parse(name: str) -> Spelling:
@@ -579,8 +534,8 @@ def _parse(name: str) -> Spelling:
         text = text[: virtual.start()]
     gib, form, laptop = None, "", False
     model: list[str] = []
-    for pattern, instead in _SUFFIXES:
-        text = re.sub(pattern, instead, text)
+    for pattern, instead in _spellings("nvidia"):
+        text = pattern.sub(instead, text)
     text = re.sub(r"max[\s-]?q", "max-q", re.sub(r"(\d)\s+(gi?b)\b", r"\1\2", text))
     max_q = "max-q" in text
     for word in _WORDS.split(text.replace("max-q", " ")):
@@ -593,7 +548,7 @@ def _parse(name: str) -> Spelling:
             form = form or _FORM_OF.get(shape[1] or word, "")
         elif word in ("laptop", "mobile", "notebook"):
             laptop = True
-        elif word not in _NOISE:
+        elif not _says_nothing("noise").fullmatch(word):
             model.append(word)
     joined = _JOINED_MEMORY.fullmatch(model[-1]) if model else None
     if joined:
@@ -618,32 +573,15 @@ def _parse(name: str) -> Spelling:
 
 # ---- what is not in the catalogue ---------------------------------------------------------------------
 
-_OLD = re.compile(
-    r"k10|k20x?|k40[cmst]?|k80|quadrok\d{3,4}m?|k\d{3,4}m?|[pm]\d{3,4}m|quadro[pm]?\d{3,4}m?|tegra[xk][12]?"
-    r"|(?:gtx|gt|gts)?[4-9][1-9][05](?:ti|mx?|max)*|gtxtitan(?:z|black)|titan(?:z|black)|gt1010"
-)
-_JETSON = re.compile(r"(?:jetson)?(?:nano(?:2gb|4gb)?|tx[12](?:nx|i)?|tegrax[12])")
-_OTHERS = {  # what a name has that is one of these, and what is said of it
-    r"\b(?:tpu|trainium|inferentia|gaudi|ascend|cerebras|groq)\b": (
-        "not a GPU: attnsel knows no kernels for it"
-    ),
-    r"\brubin[\s-]?cpx\b": "Rubin CPX: its compute capability is not known yet",
-    r"^(?:(?:sm|compute)_?88|8\.8)$": (
-        "an architecture of which NVIDIA lists no GPU; compilers take it since CUDA 13.0"
-    ),
-}
-
 
 def _outside(name: str) -> str | None:
     """In one sentence, why a GPU that exists is not one to plan for under this name; None of any other."""
     text = " ".join(name.casefold().split())
-    for pattern, what in _OTHERS.items():
-        if re.search(pattern, text):
+    for pattern, what in _spellings("outside"):
+        if pattern.search(text):
             return what
-    bare = re.fullmatch(r"(?:sm_?|compute_?)?([1-6])\.?(\d)", text)
-    model = re.sub(r"[\s_-]+|developer|dev|kit|\d+gb$", "", _MAKERS.sub(" ", text))
-    if _JETSON.fullmatch(model) or (bare and bare[0][-2:] in ("53", "62")):
-        return "a Jetson whose last PyTorch is 1.10 (JetPack 4): older than any that attnsel knows"
-    if bare or _OLD.fullmatch(re.sub(r"jetson|pcie|sxm2?", "", model)):
-        return "a card older than Maxwell (sm50), the oldest architecture that attnsel plans for"
+    model = re.sub(r"[\s_-]+|developer|dev|kit|jetson|pcie|sxm2?|\d+gb$", "", _MAKERS.sub(" ", text))
+    for pattern, what in _spellings("old"):
+        if pattern.fullmatch(model):
+            return what
     return None

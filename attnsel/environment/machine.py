@@ -225,11 +225,11 @@ def _require_known_companions(given: dict[str, Version | None]) -> None:
 
 
 def describe_device(gpu: str | None) -> Device:
-    """A device from a GPU name, an architecture, ``"cpu"`` or None. Raises InvalidInput."""
+    """A device from a GPU name, an architecture (also "gfx90a:sramecc+"), ``"cpu"`` or None. Raises
+    InvalidInput."""
     if gpu is not None and not isinstance(gpu, str):
         raise InvalidInput("gpu", gpu, "must be the name of a GPU, an architecture such as sm90, or cpu")
-    wanted = "" if gpu is None else gpu.strip().casefold()
-    wanted = re.sub(r"^(gfx\w+)(?::\w+[+-])+$", r"\1", wanted)  # "gfx90a:sramecc+:xnack-"
+    wanted = "" if gpu is None else re.sub(r"^(gfx\w+)(?::\w+[+-])+$", r"\1", gpu.strip().casefold())
     if gpu is None or wanted == "cpu":
         return Device(type="cpu", name="CPU")
     if wanted == "mps":
@@ -409,9 +409,9 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
         found = torch.xpu.get_device_properties(wanted)
         return Device(type=kind, name=_in_catalogue(found.name), memory=found.total_memory), loaded
     name = (platform.machine() or "CPU") if kind == "cpu" else wanted.type
-    if kind == "mps" and torch.backends.mps.is_available():
-        ask = getattr(torch.backends.mps, "get_name", lambda: name)  # since PyTorch 2.10
-        name = _in_catalogue(ask())
+    mps = torch.backends.mps
+    if kind == "mps" and mps.is_available() and hasattr(mps, "get_name"):  # since PyTorch 2.10
+        name = _in_catalogue(mps.get_name())
     return Device(type=kind, name=name), loaded
 
 

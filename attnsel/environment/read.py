@@ -113,11 +113,9 @@ def unread(environment: Environment) -> tuple[Unread, ...]:
 def _unread_gpu(environment: Environment) -> Unread | None:
     """What is to be said of a GPU of an architecture whose kernels nobody has read."""
     device, read = environment.device, read_as(environment.device.arch)
-    if read is None:
-        return None
     arch = f"sm{device.arch}"
     value = arch if device.name in ("", arch) else f"{device.name} ({arch})"
-    return Unread("GPU", value, f"sm{read}", everything_read()["gpus"].on)
+    return Unread("GPU", value, f"sm{read}", everything_read()["gpus"].on) if read else None
 
 
 @lru_cache(maxsize=1024)
