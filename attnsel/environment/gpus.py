@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import log2
 from typing import NamedTuple
 
@@ -136,7 +136,7 @@ def _sizes(text: str) -> tuple[int | None, tuple[int, ...]]:
     return (sizes[0], ()) if len(sizes) == 1 else (None, sizes)
 
 
-@cache
+@lru_cache(maxsize=1)
 def _others() -> dict[str, tuple[Gpu, ...]]:
     """The cards of other makers, by each of their names without blanks: first the one that is meant."""
     found: dict[str, tuple[Gpu, ...]] = {}
@@ -149,7 +149,7 @@ def _others() -> dict[str, tuple[Gpu, ...]]:
     return found
 
 
-@cache
+@lru_cache(maxsize=1)
 def catalogue() -> dict[str, Gpu]:
     """Every card, by its name without blanks in small letters; NVIDIA's first."""
     others = (gpu for gpus in _others().values() for gpu in gpus)
@@ -466,14 +466,14 @@ _LONGEST = 100
 """Characters of the longest name that is read; the driver's buffer has 96 (nvml.h, DEVICE_NAME_V2)."""
 
 
-@cache
+@lru_cache(maxsize=16)
 def _spellings(use: str) -> tuple[tuple[re.Pattern[str], str], ...]:
     """The patterns that ``data/gpu_spellings.csv`` has for a use, and what is written instead."""
     rows = (row for row in read_rows("attnsel.environment", "gpu_spellings") if row["use"] == use)
     return tuple((re.compile(row["pattern"]), row["instead"]) for row in rows)
 
 
-@cache
+@lru_cache(maxsize=16)
 def _says_nothing(use: str) -> re.Pattern[str]:
     """Words that say nothing of which card it is."""
     return re.compile("|".join(pattern.pattern for pattern, _ in _spellings(use)))
