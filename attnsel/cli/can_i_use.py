@@ -19,18 +19,20 @@ from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.base.suggestions import candidate_suggestion
 from attnsel.cli.flags import ALIASES, FLAGS, SHORTHANDS, plain_type, read_count
 from attnsel.cli.form import OUTPUT, TEXT, Form, yes_or_no
-from attnsel.cli.output import FOUND, NO_BACKEND, watched
+from attnsel.cli.output import FOUND, NO_BACKEND, complain, watched
 from attnsel.cli.question import As, Chooser, Question, SwitchFlag, asked_of, asks, with_recipe
 from attnsel.decision import Selection
 from attnsel.environment import COMPONENTS, Environment, describe_device
+from attnsel.environment.read import Unread
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.pages.can_i_use import ANSWERS, GPUS, Stated, all_features, cells, find
-from attnsel.pages.can_i_use_tables import as_dict, on_every_gpu, on_one_gpu, overview
+from attnsel.pages.can_i_use_tables import as_dict, on_every_gpu, on_one_gpu, overview, unread_of
 from attnsel.pages.commands import WITHOUT_FLAG
 from attnsel.params import AttentionParams
 from attnsel.params.options import KINDS
 from attnsel.plugins import load_plugins
+from attnsel.report.answer import newer_items
 from attnsel.report.document import Code, Document, Facts, Item, Items, Paragraph, Ref, Table
 from attnsel.report.words import environment_words, params_words
 from attnsel.rules import REGISTRY
@@ -90,11 +92,12 @@ def can_i_use(
     themselves are "invalid" cells. --as torch, te or transformers shows what that library would choose by
     itself, and ≠ where attnsel runs another kernel.
 
-    --json prints one object: states, features, kernels, gpus, cells (feature, kernel, gpu, at, state, since,
-    always, unlocked_at, ranges, modes with the command that asks it) and rules. Of a grid: rows and cols
-    (field, values), kernel, dispatcher, cells: a list per row of {backend, verdict, codes, adaptations,
-    unproven} or {invalid: message}. backend is the chosen one, or null; the others speak of it, or of
-    --kernel. With --as also, in each cell, dispatched (the other's choice, or null) and same.
+    --json prints one object: states, features, kernels, gpus, unread (what is newer than anything that was
+    read), cells (feature, kernel, gpu, at, state, since, always, unlocked_at, ranges, modes with the command
+    that asks it) and rules. Of a grid: rows and cols (field, values), kernel, dispatcher, unread, cells: a
+    list per row of {backend, verdict, codes, adaptations, unproven} or {invalid: message}. backend is the
+    chosen one, or null; the others speak of it, or of --kernel. With --as also, in each cell, dispatched (the
+    other's choice, or null) and same.
 
     Exit code: 0 some kernel runs some of it, 2 bad input or no valid cell, 3 none does.
     """
@@ -123,6 +126,8 @@ def can_i_use(
         raise InvalidInput("--cols", cols, f"makes {size} cells with --rows; at most {MOST_CELLS}")
     grid = _grid(question, down, along, None if kernel is None else kernels[0], asked)
     if csv:
+        for newer in grid.unread:
+            complain(str(newer))
         writer = csv_format.writer(sys.stdout, lineterminator="\n")
         writer.writerow([f"{down.field} \\ {along.field}", *along.labels])
         for label, row in zip(down.labels, grid.cells, strict=True):
@@ -156,13 +161,14 @@ def _features(question: Question, words: Sequence[str], kernels: Sequence[str], 
     found = watched("asking", cells(asked, kernels, gpus, stated), total)
 
     def document() -> Document:
+        newer = Items(newer_items(unread_of(found)))
+        before = (newer,) if newer.items else ()
         if not words:
             hint = ("One of them, on every GPU: ", Code("attnsel can-i-use softcap"))
-            return Document((overview(found, stated), Paragraph(hint)))
+            return Document((*before, overview(found, stated), Paragraph(hint)))
         section = on_every_gpu if gpu is None else on_one_gpu
-        return Document(
-            tuple(section(each, [cell for cell in found if cell.feature is each]) for each in asked)
-        )
+        told = (section(each, [cell for cell in found if cell.feature is each]) for each in asked)
+        return Document((*before, *told))
 
     form.print(document, lambda: as_dict(found), indent=None)
     return FOUND if any(cell.state in ANSWERS for cell in found) else NO_BACKEND
@@ -285,16 +291,18 @@ class GridCell(NamedTuple):
 
 @json_fields(
     ("rows", "down"), ("cols", "along"), "kernel", "dispatcher",
-    ("cells", lambda grid: [[cell.data for cell in row] for row in grid.cells]),
+    ("cells", lambda grid: [[cell.data for cell in row] for row in grid.cells]), "unread",
 )  # fmt: skip
 class Grid(NamedTuple):
-    """The answers over two fields. ``seen``: some selections, to tell what all cells have in common."""
+    """The answers over two fields. ``unread``: what of all questions is newer than anything that was read;
+    ``seen``: some selections, to tell what all cells have in common."""
 
     down: Axis
     along: Axis
     kernel: str | None
     dispatcher: str | None
     cells: list[list[GridCell]]
+    unread: tuple[Unread, ...]
     seen: list[Selection]
 
 
@@ -317,6 +325,7 @@ def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked
     corners = {0, width - 1, size - width, size - 1}
     seen: list[Selection] = []
     wrong: list[InvalidInput] = []  # the first
+    newer: dict[Unread, None] = {}
 
     def ask(place: int) -> GridCell:
         stated = ((down.field, down.values[place // width]), (along.field, along.values[place % width]))
@@ -329,6 +338,7 @@ def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked
         env = machine(*(pair for pair in stated if pair[0] in MACHINE))
         p, env = question.put(p, env, **with_recipe(dict(of_the_call)))
         selection = asked.select(p, env, question.policy)
+        newer.update(dict.fromkeys(selection.unread))
         if len(seen) < 2 or place in corners or all(p.dtype != one.params.dtype for one in seen):
             seen.append(selection)
         return _grid_cell(selection, kernel)
@@ -343,7 +353,7 @@ def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked
     if all("invalid" in cell.data for cell in cells):
         raise wrong[0]
     rows = [cells[place : place + width] for place in range(0, size, width)]
-    return Grid(down, along, kernel, asked.dispatcher, rows, seen)
+    return Grid(down, along, kernel, asked.dispatcher, rows, tuple(newer), seen)
 
 
 def _grid_cell(selection: Selection, kernel: str | None) -> GridCell:
@@ -395,7 +405,8 @@ def _grid_document(grid: Grid) -> Document:
     labelled = zip(grid.down.labels, grid.cells, strict=True)
     table = Table(head, tuple((label, *(cell.text for cell in row)) for label, row in labelled))
     legend = _grid_legend([cell for row in grid.cells for cell in row])
-    facts = Facts(tuple(tuple(words) for words in (common, asked) if words))
+    lines = [tuple(words) for words in (common, asked) if words]
+    facts = Facts((*lines, *newer_items(grid.unread)))
     blocks = (facts, table, Items(legend))
     return Document(tuple(block for block in blocks if block[0]))
 

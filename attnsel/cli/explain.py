@@ -88,12 +88,12 @@ def explain(
     order, every reason against each (it gives the first, or none), the --switch NAME=VALUE that hold, and
     in one sentence how attnsel's choice differs.
 
-    --json prints one object: backend (the choice, or null), params, environment (with warnings),
-    policy, candidates (best first: name, verdict, eligible, executable, plan_only, unproven,
-    executed_off_gpu, placed_by, adaptations, reasons), hints (remarks on the question: code, title,
-    message, instead, first, source) and unlocks (smallest sets of changes that make a
-    refused candidate eligible, as text, as lines to paste and as fields with their new values); with
-    --as also dispatched (dispatcher, release, call, offers, chosen, difference), with
+    --json prints one object: backend (the choice, or null), params, environment (with warnings), unread (what
+    is newer than anything that was read, and what it is answered as), policy, candidates (best first: name,
+    verdict, eligible, executable, plan_only, unproven, executed_off_gpu, placed_by, adaptations, reasons),
+    hints (remarks on the question: code, title, message, instead, first, source) and unlocks (smallest sets
+    of changes that make a refused candidate eligible, as text, as lines to paste and as fields with their new
+    values); with --as also dispatched (dispatcher, release, call, offers, chosen, difference), with
     --ask-library also library (judge, cudnn, cudnn_frontend, supported, rules, agree, answers, notes; or
     missing and message), with --cp-size also context_parallel (planned_for, exchanges, estimated_on).
 

@@ -188,6 +188,8 @@ def _devices(machine: ProbedMachine, calls: list[PlainCall]) -> Iterator[Finding
         name = f"device {number} ({env.device.name})"
         for warning in env.warnings:
             yield Finding("error", f"{name}: {warning}", "install versions that fit each other")
+        for newer in env.unread:
+            yield Finding("note", f"{name}: {newer}")
         built_for = machine.probes["torch"].said.get("arch_list") or []
         if env.device.type == "cuda" and built_for and not runs_on(env, built_for):
             yield Finding(

@@ -20,7 +20,9 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from attnsel.base.suggestions import near
-from attnsel.environment import Environment
+from attnsel.environment import COMPONENTS, Environment
+from attnsel.environment.read import newest_read, unread_release
+from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.verdicts.dispatch import Dispatch, DispatcherName, Offer, Refusal, Switch
@@ -37,6 +39,8 @@ __all__ = [
 ]
 
 DISPATCHERS: tuple[str, ...] = get_args(DispatcherName)
+_RELEASES = {"torch": "torch", "te": "transformer_engine", "transformers": "transformers"}
+"""Whose release a dispatcher goes by, as a subject of ``environment/data/read.csv``."""
 
 
 def switches_of(dispatcher: str) -> dict[str, Switch]:
@@ -64,8 +68,16 @@ def dispatched_by(
 def _dispatched(
     dispatcher: str, p: AttentionParams, env: Environment, switches: tuple[tuple[str, str], ...]
 ) -> Dispatch:
-    answer: Dispatch = _module(dispatcher).dispatch(p, env, dict(switches))
-    return answer
+    # Of other components its own code says what it makes of a number, however new that is.
+    subject, there = _RELEASES[dispatcher], env
+    if subject in COMPONENTS and unread_release(subject, getattr(env, subject)) is not None:
+        there = env.derive(**{subject: newest_read(subject)})
+    answer: Dispatch = _module(dispatcher).dispatch(p, there, dict(switches))
+    release = getattr(env, subject) if subject in COMPONENTS else Version.parse(answer.release)
+    newer = unread_release(subject, release)
+    if newer is None:
+        return answer
+    return answer._replace(release=newer.value, read=newer.read_as, inferred=str(newer), unread=newer)
 
 
 def _module(dispatcher: str) -> Any:

@@ -20,6 +20,7 @@ from attnsel.base.records import json_beside
 from attnsel.base.suggestions import suggestion
 from attnsel.environment.gpus import ARCHITECTURES, Gpu, architecture_of, look_up_gpu
 from attnsel.environment.installed import flash_attn_versions, installed_version
+from attnsel.environment.read import Unread, unread
 from attnsel.environment.releases import (
     FRONTENDS,
     OLDEST,
@@ -154,6 +155,11 @@ class Environment(FrozenModel):
     def warnings(self) -> tuple[str, ...]:
         """What cannot be true of one machine, in words; empty for a consistent environment."""
         return tuple(_impossible(self))
+
+    @property
+    def unread(self) -> tuple[Unread, ...]:
+        """What is newer than anything that was read, and is answered as the newest that was."""
+        return unread(self)
 
     @classmethod
     def describe(cls, gpu: str | None = "H100", **versions: Any) -> Environment:

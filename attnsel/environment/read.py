@@ -7,16 +7,17 @@ is not known, and whoever tells an answer tells :func:`unread` of it. The rows a
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
+from attnsel.base.model import FrozenModel
 from attnsel.base.records import json_fields
 from attnsel.base.rows import read_rows
 from attnsel.environment.gpus import read_as
 from attnsel.environment.versions import Version, Versions, component_name, versions_of
 
-if TYPE_CHECKING:
-    from attnsel.environment.machine import Environment
+E = TypeVar("E", bound=FrozenModel)
+"""An ``Environment``, whose module reads this one."""
 
 
 @json_fields("what", "value", "read_as", "on", ("text", str))
@@ -40,11 +41,13 @@ class Unread(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A row. ``newest`` is None of what has no releases; ``others``: newer releases that are known too."""
+    """A row. ``newest``: as it is written, and as a ``version`` where it is a release; ``others``: newer
+    releases that are known too."""
 
     subject: str
     packages: tuple[str, ...]
-    newest: Version | None
+    newest: str
+    version: Version | None
     others: Versions | None
     released: str
     tables: tuple[str, ...]
@@ -58,28 +61,27 @@ class Read(NamedTuple):
 
     def unread(self, version: Version | None) -> Unread | None:
         """What is to be said of a version; None of one that is not newer than what was read."""
-        newest = self.newest
-        if version is None or newest is None or version <= newest:
+        if version is None or self.version is None or version <= self.version:
             return None
         if self.others is not None and version in self.others:
             return None
-        return Unread(self.name, str(version), str(newest), self.on)
+        return Unread(self.name, str(version), str(self.version), self.on)
 
 
-@cache
+@lru_cache(maxsize=1)
 def everything_read() -> dict[str, Read]:
     """Every row, by its subject."""
     return {row["subject"]: _read(row) for row in read_rows("attnsel.environment", "read")}
 
 
 def _read(row: dict[str, str]) -> Read:
-    subject = row["subject"]
-    has_releases = row["newest"][:1].isdigit()
+    subject, newest = row["subject"], row["newest"]
     return Read(
         subject=subject,
         packages=tuple(row["packages"].split()),
-        newest=Version.parse(row["newest"]) if has_releases else None,
-        others=versions_of(subject, row["others"]) if row["others"] else None,
+        newest=newest,
+        version=Version.parse(newest) if newest[:1].isdigit() else None,
+        others=versions_of(subject, *row["others"].split("; ")) if row["others"] else None,
         released=row["released"],
         tables=tuple(row["tables"].split("; ")),
         source=row["source"],
@@ -89,28 +91,32 @@ def _read(row: dict[str, str]) -> Read:
 
 def newest_read(subject: str) -> Version:
     """The newest release that was read of a component, or of transformers."""
-    newest = everything_read()[subject].newest
-    assert newest is not None, f"{subject} has no releases"
-    return newest
+    version = everything_read()[subject].version
+    assert version is not None, f"{subject} has no releases"
+    return version
 
 
 def unread_release(subject: str, version: Version | None) -> Unread | None:
-    """What is to be said of one version of a component, or of transformers; None where it was read."""
-    return everything_read()[subject].unread(version)
+    """What is to be said of one version of a component, or of transformers; None where it was read, and of
+    what is in no table (CUDA, Python)."""
+    row = everything_read().get(subject)
+    return None if row is None else row.unread(version)
+
+
+@lru_cache(maxsize=8)
+def _rows_of(kind: type[FrozenModel]) -> tuple[Read, ...]:
+    """Those about a field of a model."""
+    return tuple(row for row in everything_read().values() if row.subject in kind.model_fields)
 
 
 @lru_cache(maxsize=1024)
-def unread(environment: Environment) -> tuple[Unread, ...]:
-    """What of an environment is newer than anything that was read, in the order of its fields."""
-    found = (
-        row.unread(getattr(environment, subject))
-        for subject, row in everything_read().items()
-        if subject in type(environment).model_fields
-    )
-    return tuple(filter(None, (_unread_gpu(environment), *found)))
+def unread(environment: FrozenModel) -> tuple[Unread, ...]:
+    """What of an ``Environment`` is newer than anything that was read: its GPU, then the rows in order."""
+    found = [row.unread(getattr(environment, row.subject)) for row in _rows_of(type(environment))]
+    return tuple([one for one in (_unread_gpu(environment), *found) if one is not None])
 
 
-def _unread_gpu(environment: Environment) -> Unread | None:
+def _unread_gpu(environment: Any) -> Unread | None:
     """What is to be said of a GPU of an architecture whose kernels nobody has read."""
     device, read = environment.device, read_as(environment.device.arch)
     arch = f"sm{device.arch}"
@@ -118,15 +124,13 @@ def _unread_gpu(environment: Environment) -> Unread | None:
     return Unread("GPU", value, f"sm{read}", everything_read()["gpus"].on) if read else None
 
 
-@lru_cache(maxsize=1024)
-def as_read(environment: Environment) -> Environment:
-    """The environment that answers for this one: the newest that was read in place of what is newer."""
-    changes: dict[str, Any] = {
-        subject: row.newest
-        for subject, row in everything_read().items()
-        if subject in type(environment).model_fields and row.unread(getattr(environment, subject))
-    }
-    device = environment.device
+def as_read(environment: E) -> E:
+    """The ``Environment`` that answers for this one: the newest that was read in place of what is newer."""
+    if not unread(environment):
+        return environment
+    rows = (row for row in _rows_of(type(environment)) if row.unread(getattr(environment, row.subject)))
+    changes: dict[str, Any] = {row.subject: row.version for row in rows}
+    device: Any = environment.device  # type: ignore[attr-defined]
     if read := read_as(device.arch):
         changes["device"] = device.replace(arch=read)
-    return environment.derive(**changes) if changes else environment
+    return environment.derive(**changes)

@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from attnsel.base.rows import read_rows
+from attnsel.environment.read import unread_release
 from attnsel.environment.versions import Version
 
 ON_ARM = frozenset({72, 87, 101, 110})
@@ -90,7 +91,7 @@ FRONTENDS = tuple(Version(1, minor) for minor in range(20, 29))
 heavy dependencies."""
 
 ASSUMED = Version(2, 14, 1)
-"""The newest release that is assumed where nothing says which: the last whose attention rules/ has read."""
+"""The newest release that is assumed where nothing says which; what was read: ``newest_read("torch")``."""
 
 
 def builds_of(torch: Version) -> tuple[Build, ...]:
@@ -216,7 +217,8 @@ def _nearest(builds: list[Build], name: str, version: Version) -> list[Build]:
     same = [build for build in builds if getattr(build, name)[:2] == version[:2]]
     if same:
         return same
-    below = [build for build in builds if getattr(build, name) < version]
+    known = (build for build in builds if unread_release("torch", build.torch) is None)
+    below = [build for build in known if getattr(build, name) < version]
     newest = max((getattr(build, name)[:2] for build in below), default=None)
     return [build for build in below if getattr(build, name)[:2] == newest] or builds
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import stamped, to_json
 from attnsel.environment import component_name
+from attnsel.environment.read import Unread
 from attnsel.environment.versions import Version
 from attnsel.pages.can_i_use import (
     ANSWERS,
@@ -280,7 +281,7 @@ def _span_words(cell: Cell, mode: Mode, span: Span) -> Inline:
     return joined(filter(None, (rules, *cost_words(cell, mode, span), *evidence)), " · ")
 
 
-# ---- as JSON: docs/schemas/can-i-use-1.json -------------------------------------------------------------
+# ---- as JSON: docs/schemas/can-i-use-2.json -------------------------------------------------------------
 
 
 def as_dict(found: Sequence[Cell]) -> dict[str, Any]:
@@ -300,6 +301,7 @@ def as_dict(found: Sequence[Cell]) -> dict[str, Any]:
             for name in kernels
         ],
         "gpus": list(dict.fromkeys(cell.gpu for cell in found)),
+        "unread": unread_of(found),
         "cells": [_cell(cell) for cell in found],
         "rules": [
             {
@@ -313,6 +315,12 @@ def as_dict(found: Sequence[Cell]) -> dict[str, Any]:
         ],
     }
     return stamped("can-i-use", to_json(said))
+
+
+def unread_of(found: Iterable[Cell]) -> list[Unread]:
+    """What of the releases at hand is newer than anything that was read; each once."""
+    machines = dict.fromkeys(cell.environment() for cell in found)
+    return list(dict.fromkeys(newer for env in machines for newer in env.unread))
 
 
 def _cell(cell: Cell) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
+    from attnsel.environment.read import Unread
     from attnsel.environment.versions import Version
     from attnsel.params import AttentionParams
     from attnsel.selection.assumed import Assumption
@@ -114,6 +115,7 @@ def one_line(selection: SelectionView) -> str:
     better = better_way(selection)
     if better is not None:
         parts.append(f"to get {better.candidate}: {better.change}")
+    parts += map(str, selection.unread)
     question = " ".join(params_words(selection.params))
     return printable(f"{'; '.join(parts)} [{question}]")
 
@@ -149,7 +151,7 @@ def facts(selection: SelectionView) -> Facts:
         (
             tuple(environment_words(env)),
             (*params_words(p), *where),
-            *warnings(env),
+            *warnings(env, selection.unread),
             *(Item(f"planned only: {why}", "!") for why in planned),
             *([("policy", *policy)] if policy else []),
             *presumed(selection),
@@ -158,8 +160,18 @@ def facts(selection: SelectionView) -> Facts:
     )
 
 
-def warnings(env: Environment) -> tuple[Item, ...]:
-    return tuple(Item(warning, "!") for warning in env.warnings)
+def warnings(env: Environment, newer: tuple[Unread, ...] | None = None) -> tuple[Item, ...]:
+    """What cannot be true of one machine, and what of it nobody has read; ``newer``: that, where it is not
+    all of the environment's."""
+    return (
+        *newer_items(env.unread if newer is None else newer),
+        *(Item(warning, "!") for warning in env.warnings),
+    )
+
+
+def newer_items(unread: Iterable[Unread]) -> tuple[Item, ...]:
+    """The sentences about what is newer than anything that was read."""
+    return tuple(Item(f"{one}.", "!") for one in unread)
 
 
 def presumed(selection: SelectionView) -> tuple[Item, ...]:

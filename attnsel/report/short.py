@@ -45,24 +45,37 @@ if TYPE_CHECKING:
     from attnsel.verdicts.reasons import Candidate
 
 
-_SENTENCE, _CANDIDATES, _ASSUMPTION, _WAY = 2, 8, 2, 2  # lines; an assumption's are of the candidates'
+# Lines; what is newer than anything read and an assumption take theirs from the candidates'.
+_SENTENCE, _CANDIDATES, _NEWER, _ASSUMPTION, _WAY = 2, 8, 2, 2, 2
 
 
 def short_document(selection: SelectionView) -> Document:
     """At most twelve lines of text. What does not fit is cut with an ellipsis: the whole report has it."""
     if selection.dispatched is None:
-        return Document((_screen(selection),))
+        return Document((_screen(selection, _newer(selection)),))
     return Document((Screen((*_dispatched_blocks(selection), Paragraph("attnsel:"), _screen(selection))),))
 
 
-def _screen(selection: SelectionView) -> Screen:
+def _screen(selection: SelectionView, newer: tuple[Item, ...] = ()) -> Screen:
     """attnsel's own answer."""
-    assumed = [Item(assumption_words(one), "?", " ", most=_ASSUMPTION) for one in selection.assumptions[:1]]
+    # Beside two sentences about what is newer there is no room for an assumption.
+    asked = selection.assumptions[:1] if len(newer) < 2 else ()
+    assumed = [Item(assumption_words(one), "?", " ", most=_ASSUMPTION) for one in asked]
     notes = [note._replace(most=1) for note in (*presumed(selection), *hints(selection))[:1]]
-    room = _CANDIDATES - _ASSUMPTION * len(assumed) - len(notes)
+    room = _CANDIDATES - _ASSUMPTION * len(assumed) - len(notes) - _NEWER * len(newer)
     listed = Items((*_candidates(selection, room), *assumed))
     sentence = Paragraph(Strong(verdict(selection)), most=_SENTENCE)
-    return Screen((sentence, listed, *notes, *_first_way(selection)))
+    return Screen((sentence, *newer, listed, *notes, *_first_way(selection)))
+
+
+def _newer(selection: SelectionView) -> tuple[Item, ...]:
+    """What is newer than anything that was read: one sentence, and one more for all others."""
+    texts = [str(one) for one in selection.unread]
+    if len(texts) > 2:
+        rest = selection.unread[1:]
+        answered = (f"{one.what} {one.value} as {one.read_as} ({one.on})" for one in rest)
+        texts[1:] = [f"so are {', '.join(answered)}"]
+    return tuple(Item(f"{text}.", "!", " ", most=_NEWER) for text in texts)
 
 
 def _candidates(selection: SelectionView, room: int) -> Iterator[Item]:
@@ -165,12 +178,12 @@ def dispatched_document(selection: SelectionView, sources: bool = False) -> Docu
         ("tries", ((offered, f"  [{dispatch.order_source}]" if sources else ""),)),
         ("switches", (held or "none set",)),
     ]
-    if dispatch.inferred:
+    if dispatch.inferred and dispatch.unread is None:
         fields.append(("source", (f"read in {dispatch.read}: {dispatch.inferred}",)))
     where, asked = environment_words(selection.environment), params_words(selection.params)
     blocks: list[Block] = [
         Paragraph(Strong(difference(selection))),
-        Facts((tuple(where), tuple(asked), *warnings(selection.environment))),
+        Facts((tuple(where), tuple(asked), *warnings(selection.environment, selection.unread))),
         Fields(tuple(fields)),
         *map(Items, filter(None, [presumed(selection)])),
         Items(
@@ -195,6 +208,7 @@ def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
     dispatch = selection.dispatched
     assert dispatch is not None
     yield Paragraph(Strong(difference(selection)))
+    yield from _newer(selection)
     items = []
     for item, offer in _offers(dispatch):
         if offer.refusals:
@@ -240,6 +254,7 @@ def selection_record(selection: SelectionView, unlocks: bool = True) -> dict[str
         "backend": selection.backend,
         "params": to_json(selection.params),
         "environment": to_json(selection.environment),
+        "unread": to_json(selection.unread),
         "policy": to_json(selection.policy),
         "candidates": [
             {"name": one.name, "title": CANDIDATES[one.name].title, **to_json(one)}

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.environment import Environment
+from attnsel.environment.read import newest_read
 from attnsel.environment.releases import FRONTENDS, default_build, fitting_build, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
@@ -86,8 +87,9 @@ def _with(env: Environment, **versions: Version) -> Environment:
 
 def _neighbours(torch: Version | None) -> tuple[Version, ...]:
     """The releases of PyTorch before and after this one, or the two before the newest; none that attnsel does
-    not run on."""
-    minors = sorted({build.torch[:2] for build in torch_builds() if build.torch >= OLDEST_TORCH})
+    not run on, or that nobody has read."""
+    newest = newest_read("torch")
+    minors = sorted({b.torch[:2] for b in torch_builds() if OLDEST_TORCH <= b.torch <= newest})
     if torch is None or torch[:2] not in minors:
         return ()
     place = min(minors.index(torch[:2]), len(minors) - 2)
@@ -127,9 +129,9 @@ def _refusals(found: Iterable[tuple[Page, Violation | Unknown]]) -> frozenset[tu
 def resolve_assumed(p: AttentionParams, env: Environment, waivers: Waivers) -> Environment:
     """``env`` with those of its assumed values that most others agree with, about this question.
 
-    They are left as they are where no rule that speaks up reads them.
+    They are left as they are where no rule that speaks up reads them. What is stated stays, however new.
     """
-    kind = kind_of(p, env, waivers)
+    first = kind = kind_of(p, env, waivers)
     for component in ("torch", "cudnn_frontend"):
         voices: tuple[_Voice, ...] | None = kind.voices.get(component)
         if voices is None:
@@ -137,8 +139,11 @@ def resolve_assumed(p: AttentionParams, env: Environment, waivers: Waivers) -> E
         if voices:
             agreed = _agreed(p, kind, component, voices)
             if agreed is not kind.env:
-                env, kind = agreed, kind_of(p, agreed, waivers)
-    return env
+                kind = kind_of(p, agreed, waivers)
+    if kind is first:
+        return env
+    moved = {name: getattr(kind.env, name) for name in env.assumed}
+    return _with(env, **{name: one for name, one in moved.items() if one != getattr(first.env, name)})
 
 
 def _agreed(p: AttentionParams, kind: Kind, component: str, voices: tuple[_Voice, ...]) -> Environment:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import Environment
+from attnsel.environment.read import as_read
 from attnsel.errors import InvalidInput, caller
 from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
@@ -253,6 +254,7 @@ class Kind:
     """What rules say of the questions of one kind in one environment, by the candidates that are asked about.
 
     The first question is asked as it is, for most kinds are met once; the second one splits the rules.
+    ``env``: where rules are asked, with the newest release that was read in place of any that is newer.
     ``like``: one of the kind. ``reach`` and ``standing``: what else was worked out of it, by candidate;
     ``voices``: by component that was assumed.
     """
@@ -261,7 +263,7 @@ class Kind:
 
     def __init__(self, shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> None:
         self.like = _ANY.rewritten(**dict(zip(_SHARED, shared, strict=True)))
-        self.env, self.waivers = env, waivers
+        self.env, self.waivers = as_read(env), waivers
         self.reach: dict[str, frozenset[str]] = {}
         self.standing: dict[str, tuple[str | None, bool, bool | None]] = {}
         self.voices: dict[str, Any] = {}
@@ -368,7 +370,8 @@ def findings(
     p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED, among: tuple[str, ...] = ()
 ) -> dict[str, list[Reason]]:
     """Every reason against every candidate, as the question stands; or against some of them."""
-    return kind_of(p, env, waivers).rules(among).findings(p, env)
+    kind = kind_of(p, env, waivers)
+    return kind.rules(among).findings(p, kind.env)
 
 
 def reevaluate(

@@ -194,17 +194,20 @@ class Inquiry:
         "evidence",
         "p",
         "policy",
+        "stated",
     )
 
     def __init__(
         self, p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence, *, steps: bool = True
     ) -> None:
-        """``steps`` False leaves out what ranks would ask of a kernel: the whole sequence alone is judged."""
+        """``stated`` is the environment as it was given, ``env`` the one that answers for it (``as_read``).
+        ``steps`` False leaves out what ranks would ask of a kernel: the whole sequence alone is judged."""
         self.p = p.derive(deterministic=True) if policy.deterministic and not p.deterministic else p
-        self.env, self.policy, self.evidence = env, policy, evidence
+        self.stated, self.policy, self.evidence = env, policy, evidence
         self._unwanted = policy_reasons(policy)
         self._waivers = waivers_of(policy)
         self._kind = kind_of(self.p, env, self._waivers)
+        self.env = self._kind.env
         self._steps = steps and p.context_parallel
         # A rank hands its tensors on as they are.
         self._may_adapt = policy.adapt == "auto" and not p.context_parallel

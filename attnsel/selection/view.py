@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import Environment
+from attnsel.environment.read import Unread
 from attnsel.params import AttentionParams
 from attnsel.params.layout import Layout
 from attnsel.policy import Policy
@@ -50,7 +51,14 @@ class SelectionView:
 
     @property
     def environment(self) -> Environment:
-        return self._inquiry.env
+        return self._inquiry.stated
+
+    @property
+    def unread(self) -> tuple[Unread, ...]:
+        """What is newer than anything that was read, here and of the other chooser; it is answered as the
+        newest that was, and the text of each says so."""
+        theirs = None if self.dispatched is None else self.dispatched.unread
+        return tuple(dict.fromkeys((*self.environment.unread, *((theirs,) if theirs is not None else ()))))
 
     @property
     def policy(self) -> Policy:
@@ -98,7 +106,7 @@ class SelectionView:
     def hints(self) -> tuple[Remark, ...]:
         """What may not be meant as it was asked; nothing is refused or ranked by it. Looked up when asked."""
         if self._hints is None:
-            p, env, policy = self.params, self.environment, self.policy
+            p, env, policy = self.params, self._inquiry.env, self.policy
             self._hints = remarks_on(p, env, policy, lambda q: _ask(q, env, policy).backend)
         return self._hints
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from attnsel.base.records import json_fields
+from attnsel.environment.read import Unread
 
 DispatcherName = Literal["torch", "te", "transformers"]
 
@@ -70,7 +71,8 @@ class Dispatch(NamedTuple):
     own words (the call of its function). ``offers``: its kernels in the order in which it tries them.
     ``chosen``: the one that it takes; None where it raises, and then ``error`` is what it says.
     ``switches``: those that hold, as (name, value). ``order_source``: where the order is written.
-    ``notes``: what else a reader has to know.
+    ``notes``: what else a reader has to know. ``unread``: what is said of a release newer than any that was
+    read, which is then why another answers.
     """
 
     dispatcher: DispatcherName
@@ -84,6 +86,7 @@ class Dispatch(NamedTuple):
     error: str = ""
     switches: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    unread: Unread | None = None
 
 
 Switches = Mapping[str, str]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sitegen import nav
 from sitegen.model import File
+from sitegen.reference_read import last_day
 from sitegen.sources import DOCS, repository_address
 
 MISSING = "the site needs Zensical and what its pages are made with: pip install -e . --group docs"
@@ -85,6 +86,9 @@ def settings(files: list[File], address: str = "") -> str:
     repository = repository_address()
     more += [f"repo_url = {json.dumps(repository)}"] if repository else []
     text = (DOCS / "zensical.toml").read_text(encoding="utf-8")
+    text = text.replace(
+        'copyright = "Apache-2.0"', f'copyright = "Apache-2.0. Releases read up to {last_day()}."'
+    )
     return text.replace("[project]\n", "\n".join(["[project]", *more, ""]), 1)
 
 

@@ -289,7 +289,7 @@ _INTRODUCTION = """\
 {features} features of attention, {kernels} kernels, nine architectures, every known release. Each answer is
 what `attnsel explain` says to one question; each sign leads to its reasons, and to the command that asks
 again. The same in a terminal: `attnsel can-i-use softcap`. As data: [matrix.json](matrix.json), described by
-`docs/schemas/can-i-use-1.json`; as Markdown: [matrix.markdown](matrix.markdown)."""
+`docs/schemas/can-i-use-2.json`; as Markdown: [matrix.markdown](matrix.markdown)."""
 _EACH = (
     "What decides (cuDNN, Triton, PyTorch or flash-attn) is asked with every known release, the rest is the "
     "newest."

@@ -18,6 +18,7 @@ from sitegen import (
     reference_cli,
     reference_environment,
     reference_python,
+    reference_read,
     reference_schemas,
     rules,
 )
@@ -42,6 +43,7 @@ MADE_FROM = {
     "attnsel/cli": "reference/cli.md",
     "attnsel/__init__.py": "reference/python.md",
     "attnsel/settings.py": "reference/environment.md",
+    "attnsel/environment/data/read.csv": "reference/read.md",
     "docs/schemas": "reference/schemas.md",
     "docs/playground": "playground/index.html",
     "docs/sitegen/can_i_use.py": "can-i-use/index.md",
@@ -74,6 +76,7 @@ def generators(linked: bool = True) -> dict[str, Generator]:
         "reference_cli": reference_cli.files,
         "reference_environment": reference_environment.files,
         "reference_python": reference_python.files,
+        "reference_read": reference_read.files,
         "reference_schemas": reference_schemas.files,
         "rules": partial(rules.files, playground=linked),
         "playground": playground.files,

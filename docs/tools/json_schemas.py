@@ -4,7 +4,7 @@
 
 A document that is committed is a promise: where the shape changes, raise the version in
 attnsel/base/records.py first, then write the new document beside the old one, and add its digest to
-tests/docs/test_schemas.py.
+tests/docs/schema_digests.csv.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ LINES = {
         "explain --gpu A100 --torch 2.7.0 --attn-mask-type padding --as torch",
         "explain --gpu H100 --softcap 30 --as torch --switch TORCH_CUDNN_SDPA_DEPRIORITIZED=1",
         "explain --gpu A100 --qkv-layout thd --attn-mask-type padding --as te --switch NVTE_FLASH_ATTN=0",
-        "explain --gpu H100 --softcap 30 --as te --transformer-engine 2.9",
+        "explain --gpu H100 --softcap 30 --as te --transformer-engine 2.9 --cudnn 9.99.0",
         "explain --gpu T4 --dtype fp16 --as transformers --switch attn_implementation=flash_attention_2",
     ],
     "log": [
@@ -111,12 +111,13 @@ LINES = {
         "can-i-use mla --gpu H100 --cudnn 9.1",
         "can-i-use head-dim-64 --gpu T4 --kernel sdpa.flash,sdpa.math",
         "can-i-use bias --gpu H100 --kernel flash_attn.3",
+        "can-i-use softcap --gpu H100 --cudnn 9.99.0",
     ],
     "grid": [
         "can-i-use --rows head_dim_qk=64,128,512 --cols gpu=T4,H100,cpu",
         "can-i-use --rows softcap=0,30 --cols gpu=T4,H100 --as te",
         "can-i-use --rows dtype=fp32,bf16 --cols cudnn=9.1,none --kernel cudnn --gpu H100",
-        "can-i-use --rows num_heads=6,16 --cols num_gqa_groups=3,4 --gpu H100",
+        "can-i-use --rows num_heads=6,16 --cols num_gqa_groups=3,4 --gpu H100 --torch 2.99",
     ],
     "rules": ["rules"],
     "ranges": ["rules --ranges"],

@@ -18,7 +18,7 @@ from attnsel.diagnose.watching.record import Process, Site
 from attnsel.dispatchers import Dispatch, Offer, dispatched_by
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams, Tensors, TensorSpec
-from attnsel.report.answer import better_way
+from attnsel.report.answer import better_way, newer_items
 from attnsel.report.document import Block, Code, Document, Facts, Item, Items, Paragraph, Section
 from attnsel.report.text import to_text
 from attnsel.report.words import environment_words, params_words, tensor_words
@@ -279,9 +279,11 @@ class Watched(NamedTuple):
 
     def document(self) -> Document:
         """What was seen, place by place."""
-        where: list[tuple[str, ...]] = [(headline(self), *environment_words(self.process.environment))]
+        where: list[tuple[str, ...] | Item] = [(headline(self), *environment_words(self.process.environment))]
         if self.asked is not None:
             where.append(("asked about", *environment_words(self.asked)))
+        newer = (self.asked or self.process.environment).unread
+        where += newer_items(newer)
         blocks: list[Block] = [Facts(tuple(where))]
         for (place, api), sites in _places(merged(self.sites)):
             items = [_site_item(site, self.asked) for site in sites[:MOST_SHOWN]]

@@ -14,6 +14,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import json_fields
 from attnsel.base.rows import read_rows
 from attnsel.environment import Environment, describe_device
+from attnsel.environment.read import unread_release
 from attnsel.environment.releases import ASSUMED, ON_ARM, runs_on, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import on_pypi
@@ -164,13 +165,15 @@ def component_of(kernel: str) -> str:
 
 @lru_cache(maxsize=64)
 def published(component: str) -> tuple[Version, ...]:
-    """The releases of a component that are known, oldest first: those in a package registry, those of
-    PyTorch whose attention somebody has read; of what is in none, those that rules name."""
+    """The releases of a component that are known, oldest first: those of a package registry
+    whose attention somebody has read, and those that are assumed of PyTorch; of what is in none, those that
+    rules name."""
     if component == "torch":
         return tuple(sorted({build.torch for build in torch_builds() if build.torch <= ASSUMED}))
     if component in _PACKAGES:
         texts = (text for package in _PACKAGES[component] for text in on_pypi()[package])
-        return tuple(sorted({Version.parse(text) for text in texts}))
+        known = {Version.parse(text) for text in texts}
+        return tuple(sorted(version for version in known if unread_release(component, version) is None))
     return tuple(sorted({edge for rule in REGISTRY.rules.values() for edge in rule.edges(component)}))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.environment.gpus import ARCHITECTURES, Gpu, familiar
+from attnsel.environment.read import as_read
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import Wheel, flash_attn_wheel
 from attnsel.errors import InvalidInput
@@ -179,9 +180,10 @@ def _answers(
 
 def _says(rule: Rule, question: Scenario) -> Any:
     """The rule's finding, None where it is silent."""
-    if not rule.applies(question.env) or not rule.concerns(question.p):
+    env = as_read(question.env)
+    if not rule.applies(env) or not rule.concerns(question.p):
         return None
-    return rule.find(question.p, question.env)
+    return rule.find(question.p, env)
 
 
 # ---- values -----------------------------------------------------------------------------------------

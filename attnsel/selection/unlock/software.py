@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.base.records import json_fields
 from attnsel.environment import COMPONENTS, Environment, component_name
+from attnsel.environment.read import unread_release
 from attnsel.environment.releases import ASSUMED, FRONTENDS, ON_ARM, Build, build_with, runs_on, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import (
@@ -113,7 +114,8 @@ def _others(env: Environment, wanted: Wanted, here: Build | None) -> list[Build]
         build
         for build in torch_builds()
         if build != here
-        and OLDEST_TORCH <= build.torch <= max(ASSUMED, at)  # what attnsel runs on, and the rules have read
+        and OLDEST_TORCH <= build.torch <= max(ASSUMED, at)  # what attnsel runs on
+        and unread_release("torch", build.torch) is None
         and (env.arch is None or runs_on(build, env.arch))
         and (env.python is None or env.python.minor in build.pythons)
         and reaches(env, wanted, "torch", build.torch)
@@ -213,7 +215,8 @@ def _published(
         return [wanted[name]]  # no index lists its releases
     if name in PINNED and env.platform != "linux":
         return []  # what torch loads lies in its own wheel
-    fit = [version for version in releases(name, at.cuda) if reaches(env, wanted, name, version)]
+    known = (each for each in releases(name, at.cuda) if unread_release(name, each) is None)
+    fit = [version for version in known if reaches(env, wanted, name, version)]
     if name in PINNED and build is not None:
         fit = [version for version in fit if _may_stand_in(build, name, version)]
     if name == "cudnn_frontend":

@@ -72,13 +72,9 @@ def test_what_needs_torch_says_so_where_there_is_none():
 
 def test_missing_libraries_are_named_once_and_others_are_not_known():
     env = Environment.describe("H100")
-    for text, expected in (
-        ("libnvrtc", ("libnvrtc",)),
-        ("libnvrtc.so, libcudnn", ("libcudnn", "libnvrtc")),
-        (["libcudnn", "libcudnn"], ("libcudnn",)),
-        ((), ()),
-    ):
-        assert env.replace(missing=text).missing == expected
+    given = ("libnvrtc", "libnvrtc.so, libcudnn", ["libcudnn", "libcudnn"], ())
+    named = [env.replace(missing=text).missing for text in given]
+    assert named == [("libnvrtc",), ("libcudnn", "libnvrtc"), ("libcudnn",), ()]
     for value in ("libcuda", 3, [3], None):
         with pytest.raises(InvalidInput, match="missing"):
             env.replace(missing=value)

@@ -13,9 +13,6 @@ def machine(torch="2.8.0", cuda="12.8", python="3.12", **more) -> Environment:
     return Environment.describe("A100", torch=torch, cuda=cuda, python=python, **more)
 
 
-NOTHING_FITS = "no release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12"
-
-
 def test_a_torch_that_is_loaded_is_asked_for_its_abi(monkeypatch):
     env = machine(torch="2.5.1", cuda="12.4").replace(detected=True)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -40,8 +37,9 @@ def test_a_way_out_says_that_it_builds():
     assert unlock.change.endswith(" (no wheel fits: built here)")
     assert unlock.install.built_here
     assert unlock.paste == "pip install 'flash-attn==2.8.3.post2' --no-build-isolation"
+    nothing = "no release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12"
     nearest = "the nearest is for torch 2.8, CUDA 12, Python 3.12"
-    assert unlock.install.why == (f"{NOTHING_FITS}; {nearest}: it is compiled here, with nvcc and for hours",)
+    assert unlock.install.why == (f"{nothing}; {nearest}: it is compiled here, with nvcc and for hours",)
 
 
 def test_what_is_proposed_has_a_wheel_where_an_older_release_has_one():
