@@ -329,15 +329,17 @@ def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked
 
     def ask(place: int) -> GridCell:
         stated = ((down.field, down.values[place // width]), (along.field, along.values[place % width]))
-        p = call(*(pair for pair in stated if pair[0] not in MACHINE))
+        of_the_call = tuple(pair for pair in stated if pair[0] not in MACHINE)
+        p = call(*of_the_call)
         if isinstance(p, InvalidInput):
             if not wrong:
                 wrong.append(p)
             return GridCell("invalid", False, (), {"invalid": str(p)})
         env = machine(*(pair for pair in stated if pair[0] in MACHINE))
+        p, env = question.put(p, env, **with_recipe(dict(of_the_call)))
         selection = asked.select(p, env, question.policy)
         newer.update(dict.fromkeys(selection.unread))
-        if len(seen) < 2 or place in corners:
+        if len(seen) < 2 or place in corners or all(p.dtype != one.params.dtype for one in seen):
             seen.append(selection)
         return _grid_cell(selection, kernel)
 
@@ -397,6 +399,8 @@ def _grid_document(grid: Grid) -> Document:
     )
     if any(len(words) > len(common) and "* assumed" in words for words in machines):
         common.append("the rest as it goes with each")
+    if any("dtype" in selection.environment.assumed for selection in grid.seen):
+        asked.append("in fp16 where a GPU has no bf16")
     head = (f"{grid.down.field} ↓ {grid.along.field} →", *grid.along.labels)
     labelled = zip(grid.down.labels, grid.cells, strict=True)
     table = Table(head, tuple((label, *(cell.text for cell in row)) for label, row in labelled))

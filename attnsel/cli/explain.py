@@ -114,8 +114,8 @@ def explain(
     for name in ("sources",) if sources and (short or form.json) else ():
         raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")
     asked = asked_of(as_, switch)
-    params = question.ask()
-    selection = asked.select(params, question.where(), question.policy)
+    params, env = question.put(question.ask(), question.where())
+    selection = asked.select(params, env, question.policy)
     for flag, why in idle(params, question.flags):
         complain(f"{flag} changes nothing {why}")
     library = None

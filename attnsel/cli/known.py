@@ -200,11 +200,13 @@ def gpus(
 ) -> int:
     """The GPUs that --gpu knows: name, architecture, memory, SMs. "-" is not known.
 
-    A filter is a part of the name, an architecture (sm89, 8.9), a kind (GeForce, workstation, data center,
-    Jetson, mining) or a whole name as a driver or a shop spells it. --gpu takes those too, and parts of a
-    card: "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "GRID T4-8Q".
+    A filter is a part of the name, an architecture (sm89, 8.9, gfx942), what PyTorch calls other makers' GPUs
+    (rocm, xpu, mps), a kind (GeForce, workstation, data center, Jetson, mining, Instinct, Radeon, Ryzen, Arc,
+    Apple) or a whole name as a driver or a shop spells it. --gpu takes those too, and parts of a card:
+    "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "GRID T4-8Q".
 
-    --json prints a list of objects: name, arch (90 is sm90), memory_gib and sm_count (null: not known), kind.
+    --json prints a list of objects: name, arch (90 is sm90), memory_gib and sm_count (null: not known), kind,
+    device (cuda, rocm, xpu, mps), gfx (AMD's target), sold_with (the sizes of which a name must say one).
     """
     form.require_one()
     shown = [gpu for gpu in catalogue().values() if all(_has(gpu, word) for word in words)]
@@ -216,14 +218,14 @@ def gpus(
             return BAD_INPUT
     form.print(
         lambda: _gpus(shown, counted=not form.markdown),
-        lambda: [stamped("gpus", gpu._asdict()) for gpu in shown],
+        lambda: [stamped("gpus", gpu._asdict() | {"arch": gpu.arch or None}) for gpu in shown],
     )
     return FOUND
 
 
 def _has(gpu: Gpu, word: str) -> bool:
     asked = _squeezed(word)
-    archs = (f"sm{gpu.arch}", f"{gpu.arch // 10}.{gpu.arch % 10}")
+    archs = (gpu.target, gpu.device, f"{gpu.arch // 10}.{gpu.arch % 10}")
     return asked in archs or asked in _squeezed(gpu.name) or asked in _squeezed(gpu.kind)
 
 
@@ -234,8 +236,9 @@ def _squeezed(text: str) -> str:
 def _gpus(shown: list[Gpu], counted: bool) -> Document:
     rows = []
     for gpu in shown:
-        memory = "-" if gpu.memory_gib is None else f"{gpu.memory_gib} GB"
-        rows.append((gpu.name, f"sm{gpu.arch}", memory, str(gpu.sm_count or "-"), gpu.kind))
+        sizes = "/".join(map(str, gpu.sold_with or (gpu.memory_gib,)))
+        memory = "-" if sizes == "None" else f"{sizes} GB"
+        rows.append((gpu.name, gpu.target, memory, str(gpu.sm_count or "-"), gpu.kind))
     count = "1 GPU" if len(rows) == 1 else f"{len(rows)} GPUs"
     end = (Paragraph(f"{count}.  Any of them: attnsel explain --gpu NAME"),) if counted else ()
     return Document((Table(("name", "architecture", "memory", "SMs", "kind"), tuple(rows)), *end))

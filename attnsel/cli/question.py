@@ -246,6 +246,15 @@ class Question:
                 raise InvalidInput(where, error.value, error.allowed) from None
             raise
 
+    def put(self, p: AttentionParams, env: Environment, **fields: Any) -> tuple[AttentionParams, Environment]:
+        """The call as it is asked there: in fp16 where the GPU has no bf16 and nobody stated a dtype, in
+        ``fields`` neither, which the environment then says is assumed."""
+        stated = {**self.params, **fields}
+        if env.half == "bf16" or "dtype" in stated or "qkv_dtype" in stated:
+            return p, env
+        assumed = tuple(sorted({*env.assumed, "dtype"}))
+        return self.ask(**fields, dtype=env.half), env.derive(assumed=assumed)
+
     def where(self, **changes: Any) -> Environment:
         """The machine, with some parts changed. Raises InvalidInput."""
         machine = {**self.machine, **changes}

@@ -1,17 +1,17 @@
 """Any spelling of a GPU, and what is known of a card that is not in the machine.
 
-The cards are rows of ``data/gpus.csv``, what they deliver on paper rows of ``data/gpu_figures.csv``. Shared
-memory per block is a property of the architecture (CUDA C++ Programming Guide, "Technical Specifications per
-Compute Capability"). First toolkits are from CUDA's release notes, first cuDNN releases from cuDNN's support
-matrices.
+NVIDIA's cards are rows of ``data/gpus.csv``, other makers' of ``data/other_gpus.csv``, what they deliver on
+paper rows of ``data/gpu_figures.csv``. Shared memory per block is a property of the architecture (CUDA C++
+Programming Guide, "Technical Specifications per Compute Capability"). First toolkits are from CUDA's release
+notes, first cuDNN releases from cuDNN's support matrices.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, lru_cache
 from math import log2
 from typing import NamedTuple
 
@@ -20,11 +20,23 @@ from attnsel.environment.versions import Version
 
 
 class Gpu(NamedTuple):
+    """``arch``: 10 * major + minor, 90 is compute capability 9.0; 0 of another maker's. ``kind``: what is
+    sold under that name; of a name of several cards "family". ``device``: cuda, rocm, xpu or mps. ``gfx``:
+    AMD's target. ``sold_with``: GB, where it is sold with one or another, so that the name must say which."""
+
     name: str
-    arch: int  # 10 * major + minor: 90 is compute capability 9.0
+    arch: int
     memory_gib: int | None
     sm_count: int | None
-    kind: str = ""  # data center, workstation, GeForce, Jetson or mining
+    kind: str = ""
+    device: str = "cuda"
+    gfx: str = ""
+    sold_with: tuple[int, ...] = ()
+
+    @property
+    def target(self) -> str:
+        """What decides about kernels: ``sm90``, ``gfx942``, ``xpu``."""
+        return self.gfx or (f"sm{self.arch}" if self.arch else self.device)
 
 
 class Architecture(NamedTuple):
@@ -53,6 +65,29 @@ ARCHITECTURES: dict[int, Architecture] = {
     120: Architecture(101_376, Version(12, 8), _CUDNN_9_7),
     121: Architecture(101_376, Version(12, 9), _CUDNN_9_7),
 }
+
+OLDER = dict.fromkeys((50, 52, 60, 61), Architecture(49_152))
+"""Maxwell and Pascal: PyTorch has kernels for them up to its wheels for CUDA 12.6, and nobody else has."""
+
+READ_AS = {107: 103}
+"""Architectures whose kernels nobody has read, and which one answers for them: Rubin runs the code for sm100
+(pytorch#190654), as B300 does."""
+
+
+def architecture_of(arch: int | None) -> Architecture | None:
+    """What is known of an architecture, or of the one that answers for it; None of any other."""
+    read = READ_AS.get(arch or 0, arch or 0)
+    return ARCHITECTURES.get(read) or OLDER.get(read)
+
+
+def read_as(arch: int | None) -> int | None:
+    """The architecture that answers for a newer one than any that was read; None of all others.
+
+    A machine can have one that no row has: the newest before it answers.
+    """
+    if arch is None or arch < 100 or arch in ARCHITECTURES:
+        return None
+    return READ_AS.get(arch) or max(known for known in ARCHITECTURES if known < arch)
 
 
 class Figures(NamedTuple):
@@ -83,8 +118,9 @@ def _cards() -> _Cards:
     found = _Cards({}, {}, {}, ())
     familiar = []
     for row in read_rows("attnsel.environment", "gpus"):
-        memory, sms = (int(text) if text else None for text in (row["memory_gb"], row["sms"]))
-        gpu = Gpu(row["name"], int(row["arch"]), memory, sms, row["kind"])
+        memory, several = _sizes(row["memory_gb"])
+        sms = int(row["sms"]) if row["sms"] else None
+        gpu = Gpu(row["name"], int(row["arch"]), memory, sms, row["kind"], sold_with=several)
         found.named[gpu.name.casefold().replace(" ", "")] = gpu
         found.also.update(dict.fromkeys(row["also"].split(), gpu))
         if row["vgpu"]:
@@ -94,9 +130,30 @@ def _cards() -> _Cards:
     return found._replace(familiar=tuple(sorted(familiar, key=lambda gpu: gpu.arch)))
 
 
+def _sizes(text: str) -> tuple[int | None, tuple[int, ...]]:
+    """The memory of a row: of one size, or which of several; neither where the system's is shared."""
+    sizes = tuple(int(word) for word in text.split() if word != "shared")
+    return (sizes[0], ()) if len(sizes) == 1 else (None, sizes)
+
+
+@lru_cache(maxsize=1)
+def _others() -> dict[str, tuple[Gpu, ...]]:
+    """The cards of other makers, by each of their names without blanks: first the one that is meant."""
+    found: dict[str, tuple[Gpu, ...]] = {}
+    for row in read_rows("attnsel.environment", "other_gpus"):
+        memory, several = _sizes(row["memory_gb"])
+        gpu = Gpu(row["name"], 0, memory, None, row["kind"], row["device"], row["gfx"], several)
+        own = re.sub(r"\s\d+GB$", "", gpu.name).casefold()
+        for key in dict.fromkeys((own.replace(" ", ""), *row["also"].split())):
+            found[key] = (*found.get(key, ()), gpu)
+    return found
+
+
+@lru_cache(maxsize=1)
 def catalogue() -> dict[str, Gpu]:
-    """Every card, by its name without blanks in small letters."""
-    return _cards().named
+    """Every card, by its name without blanks in small letters; NVIDIA's first."""
+    others = (gpu for gpus in _others().values() for gpu in gpus)
+    return _cards().named | {gpu.name.casefold().replace(" ", ""): gpu for gpu in others}
 
 
 def familiar() -> tuple[Gpu, ...]:
@@ -145,7 +202,7 @@ _SMS_OF_A_SLICE = {"A100": 14, "A800": 14, "A30": 14}  # NVIDIA MIG User Guide: 
 @cache
 def _models() -> dict[tuple[str, bool], list[tuple[Spelling, Gpu]]]:
     found: dict[tuple[str, bool], list[tuple[Spelling, Gpu]]] = {}
-    for gpu in catalogue().values():
+    for gpu in _cards().named.values():
         said = _parse(gpu.name)
         found.setdefault((said.model, said.laptop), []).append((said, gpu))
     return found
@@ -153,34 +210,59 @@ def _models() -> dict[tuple[str, bool], list[tuple[Spelling, Gpu]]]:
 
 def look_up_gpu(name: str) -> Gpu:
     """A card by its name in the catalogue, the driver's or a shop's ("H100", "NVIDIA A100-SXM4-80GB",
-    "4060 ti 16gb"), a slice of one ("NVIDIA A100-SXM4-40GB MIG 1g.5gb"), or an architecture ("sm90", "9.0").
+    "7900xtx", "Intel(R) Arc(TM) B580 Graphics", "Mac Studio M3 Ultra 256GB"), a slice of one ("NVIDIA
+    A100-SXM4-40GB MIG 1g.5gb"), or an architecture ("sm90", "9.0").
 
     Raises ValueError: the nearest names where there is no such card, the reason where there is.
     """
     text = name.strip()
-    if exact := catalogue().get(text.casefold().replace(" ", "")):
+    joined = text.casefold().replace(" ", "")
+    if exact := _cards().named.get(joined):  # without the cards of other makers, which take a while to read
         return exact
     bare = re.fullmatch(r"(?:(?:sm|compute)_?(\d{2,3})[af]?|(\d{1,2})\.(\d))", text.casefold())
     if bare:
         arch = int(bare[1]) if bare[1] else 10 * int(bare[2]) + int(bare[3])
         arch = _RENUMBERED.get(arch, arch)
-        if arch in ARCHITECTURES:
+        if architecture_of(arch):
             return Gpu(f"sm{arch}", arch, None, None)
     if len(text) > _LONGEST:
         raise ValueError(
             f"unknown GPU: no name is longer than {_LONGEST} characters; attnsel gpus lists them"
         )
-    said = _under_its_name(_parse(text))
-    variants = _variants(said)
-    if not variants and (several := _SEVERAL.get(said.model, _SEVERAL.get(f"rtx{said.model}"))):
+    if exact := catalogue().get(joined):
+        return exact
+    text = text.replace("_", " ")
+    maker = _maker(text)
+    if maker in ("", "cuda") and (found := _of_nvidia(text)):
+        return found
+    if maker != "cuda" and (found := _of_others(text, maker)):
+        return found
+    said = _parse(text)
+    if several := _SEVERAL.get(said.model, _SEVERAL.get(f"rtx{said.model}")):
         raise ValueError(f"unknown GPU: one of {_either(several)}; which?")
+    raise ValueError(_outside(text) or f"unknown GPU{_hint(text, maker)}; {_THE_REST}")
+
+
+def _of_nvidia(text: str) -> Gpu | None:
+    """One of NVIDIA's cards; None where the text names none. Raises ValueError for a variant that is none."""
+    stated = _SM.search(text.casefold())
+    said = _under_its_name(_parse(_SM.sub(" ", text.casefold()) if stated else text))
+    variants = _variants(said) or _covered(said)
     if not variants:
-        raise ValueError(_outside(text) or f"unknown GPU{_hint(said)}; {_THE_REST}")
+        return None
     gpu = _fitting(said, variants)
+    if gpu is None and not said.laptop:
+        laptops = [own for own in _models().get((said.model, True), ()) if own[1].memory_gib == said.gib]
+        gpu = laptops[0][1] if len(laptops) == 1 else None
     if gpu is None:
-        known = _either(f"{own.name} ({own.memory_gib} GB)" for _, own in variants)
-        raise ValueError(f"unknown GPU: there is {known}")
+        raise ValueError(f"unknown GPU: there is {_either(_with_memory(own) for _, own in variants)}")
+    if stated and gpu.arch != _RENUMBERED.get(int(stated[1]), int(stated[1])):
+        raise ValueError(f"unknown GPU: {gpu.name} is sm{gpu.arch}, not sm{stated[1]}")
     return gpu if said.part is None else _part(gpu, said.part)
+
+
+def _with_memory(gpu: Gpu) -> str:
+    return f"{gpu.name} ({' or '.join(map(str, gpu.sold_with or (gpu.memory_gib,)))} GB)"
 
 
 _THE_REST = "attnsel gpus lists all; or an architecture: " + ", ".join(f"sm{arch}" for arch in ARCHITECTURES)
@@ -200,6 +282,34 @@ def _variants(said: Spelling) -> list[tuple[Spelling, Gpu]]:
             if found and (not said.laptop or laptop or found[0][1].arch == 75):
                 return found
     return []
+
+
+def _covered(said: Spelling) -> list[tuple[Spelling, Gpu]]:
+    """The cards of a name that says one thing twice ("AGX Thor T5000", "DGX Spark / GB10"); [] of others."""
+
+    def variants(key: str) -> list[tuple[Spelling, Gpu]]:
+        return _variants(_under_its_name(Spelling(key, laptop=said.laptop)))
+
+    named: set[Gpu] = set()
+    for key in _runs(said.words, lambda key: bool(variants(key))):
+        if key is None:
+            return []
+        named.add(variants(key)[0][1])
+    return [(_parse(gpu.name), gpu) for gpu in named] if len(named) == 1 else []
+
+
+def _runs(words: Sequence[str], known: Callable[[str], bool]) -> Iterator[str | None]:
+    """The longest runs of words that are known when joined, from left to right, without what says nothing of
+    which card it is; None for a word that is in none."""
+    start = 0
+    while start < len(words):
+        ends = range(len(words), start, -1)
+        end = next((end for end in ends if known("".join(words[start:end]))), None)
+        if end is not None:
+            yield "".join(words[start:end])
+        elif not _says_nothing("aside").fullmatch(words[start]):
+            yield None
+        start = end or start + 1
 
 
 def _under_its_name(said: Spelling) -> Spelling:
@@ -225,10 +335,17 @@ def _fitting(said: Spelling, variants: list[tuple[Spelling, Gpu]]) -> Gpu | None
     if said.model in _AS_SOLD:
         kept = [gpu for gpu in kept if gpu.memory_gib and abs(gpu.memory_gib - gib) < 0.08 * gib]
         return kept[0] if kept else None
-    exact = [gpu for gpu in kept if gpu.memory_gib in (gib, None)]
+    exact = list(filter(None, (_sold_with(gpu, gib) for gpu in kept)))
     if not exact and not said.form:
         exact = [gpu for _, gpu in variants if gpu.memory_gib == gib]
     return exact[0] if exact else None
+
+
+def _sold_with(gpu: Gpu, gib: int) -> Gpu | None:
+    """The card with that much memory, which the name decides of some; None of one that has other."""
+    if gpu.memory_gib is None and (not gpu.sold_with or gib in gpu.sold_with):
+        return gpu._replace(memory_gib=gib, sold_with=())
+    return gpu if gpu.memory_gib == gib else None
 
 
 def _part(gpu: Gpu, part: Slice) -> Gpu:
@@ -244,16 +361,76 @@ def _part(gpu: Gpu, part: Slice) -> Gpu:
     return gpu._replace(name=f"{gpu.name} {part}", memory_gib=part.gib, sm_count=sms)
 
 
-def _hint(said: Spelling) -> str:
+# ---- the cards of other makers ------------------------------------------------------------------------
+
+
+def _of_others(text: str, maker: str) -> Gpu | None:
+    """A card of AMD's, Intel's or Apple's; None where the text names none. Every word of it must be one of a
+    card's, or say nothing of which card it is. Raises ValueError where the card has no such variant."""
+    words, gib, gfx = _words_of_others(text, maker)
+    known = {key: gpus for key, gpus in _others().items() if maker in ("", gpus[0].device)}
+    named: list[tuple[Gpu, ...]] = []
+    for key in _runs(words, known.__contains__):
+        if key is None:
+            return None
+        named.append(known[key])
+    named = [gpus for gpus in named if gpus[0].kind != "family"] or named
+    if not named and (maker or gfx):
+        named = [_others()[_NO_MODEL[maker or "rocm"]]]
+    if not named:
+        return None
+    variants = named[0]
+    if len({gpus[0] for gpus in named}) > 1:  # Linux calls some by all that the chip is in
+        if "/" not in text or len({gpus[0].gfx or gpus[0].name for gpus in named}) > 1:
+            return None
+        same = {gpus[0].memory_gib for gpus in named}
+        variants = (variants[0]._replace(memory_gib=same.pop() if len(same) == 1 else None),)
+    fitting = [variants[0]] if gib is None else [each for gpu in variants if (each := _sold_with(gpu, gib))]
+    if not fitting:
+        raise ValueError(f"unknown GPU: there is {_either(map(_with_memory, variants))}")
+    gpu = fitting[0]
+    if gfx and gpu.gfx not in ("", gfx):
+        raise ValueError(f"unknown GPU: {gpu.name} is {gpu.gfx}, not {gfx}")
+    return gpu._replace(gfx=gfx) if gfx else gpu
+
+
+def _words_of_others(text: str, maker: str) -> tuple[list[str], int | None, str]:
+    """The words of a name, without the maker's own; the memory and AMD's target that it says."""
+    text = _COUNT.sub("", text.casefold().strip())
+    gfx = re.search(r"gfx\d{2,3}[\da-f]", text)
+    for pattern, instead in (*_spellings(maker), *_spellings("others")):
+        text = pattern.sub(instead, text)
+    words: list[str] = []
+    gib = None
+    for word in filter(None, _WORDS.split(re.sub(r"(\d)\s+(gi?b)\b", r"\1\2", text))):
+        if (memory := _MEMORY.fullmatch(word)) and words:
+            gib = int(memory[1])
+        else:
+            words.append(word)
+    return words, gib, gfx[0] if gfx else ""
+
+
+_NO_MODEL = {"rocm": "radeongraphics", "xpu": "intelgraphics", "mps": "applesilicon"}
+
+# ---- what was meant -----------------------------------------------------------------------------------
+
+
+def _hint(text: str, maker: str) -> str:
     """Models written almost so, then those of the same series that are near in number."""
-    if not re.search(r"\d", said.model):
+    said = _parse(text)
+    if not re.search(r"\d", said.model) or re.match(r"(?:sm|compute|gfx)\d", said.model):
         return ""
-    written = f"rtx{said.model}" if said.model[0].isdigit() else said.model
-    ranks = {
-        variants[0][1].name: rank
-        for (model, laptop), variants in _models().items()
-        if laptop == said.laptop and (rank := _likeness(model, written))
-    }
+    written = {f"rtx{said.model}" if said.model[0].isdigit() else said.model}
+    known = [(gpus[0].name, key) for key, gpus in _others().items() if maker in ("", gpus[0].device)]
+    if maker in ("", "cuda"):
+        known += [(own[0][1].name, key) for (key, laptop), own in _models().items() if laptop == said.laptop]
+    if maker != "cuda":
+        words = _words_of_others(text, maker)[0]
+        written |= {"".join(words), next((word for word in words if re.search(r"\d", word)), "")}
+    ranks: dict[str, tuple[int, float, float]] = {}
+    for name, key in known:
+        for rank in filter(None, (_likeness(key, each) for each in written)):
+            ranks[name] = min(rank, ranks.get(name, rank))
     near = sorted(ranks, key=lambda name: ranks[name])[:2]
     return f" (did you mean {_either(near)}?)" if near else ""
 
@@ -270,12 +447,12 @@ def _likeness(model: str, written: str) -> tuple[int, float, float] | None:
 
 
 def _apart(one: str, other: str) -> float | None:
-    """Octaves between the numbers of two models of one series ("h#", "rtx#ti"); None beyond one octave."""
+    """Octaves between the numbers of two models of one series ("h#", "rtx#ti"); None beyond two octaves."""
     if re.sub(r"\d+", "#", one) != re.sub(r"\d+", "#", other):
         return None
     numbers = [int(re.sub(r"\D", "", text)[:6] or 0) for text in (one, other)]
     octaves = abs(log2(numbers[0] / numbers[1])) if all(numbers) else 9.0
-    return octaves if octaves < 1 else None
+    return octaves if octaves < 2 else None
 
 
 def _either(names: Iterable[str]) -> str:
@@ -288,18 +465,30 @@ def _either(names: Iterable[str]) -> str:
 _LONGEST = 100
 """Characters of the longest name that is read; the driver's buffer has 96 (nvml.h, DEVICE_NAME_V2)."""
 
+
+@lru_cache(maxsize=16)
+def _spellings(use: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """The patterns that ``data/gpu_spellings.csv`` has for a use, and what is written instead."""
+    rows = (row for row in read_rows("attnsel.environment", "gpu_spellings") if row["use"] == use)
+    return tuple((re.compile(row["pattern"]), row["instead"]) for row in rows)
+
+
+@lru_cache(maxsize=16)
+def _says_nothing(use: str) -> re.Pattern[str]:
+    """Words that say nothing of which card it is."""
+    return re.compile("|".join(pattern.pattern for pattern, _ in _spellings(use)))
+
+
 _MAKERS = re.compile(r"nvidia|geforce|tesla|\((?:nvgpu|r|tm|c)\)|[®™]")
+_SM = re.compile(r"\bsm\s?(\d{2,3})[af]?\b")
 _WORDS = re.compile(r"[\s_\-/(),]+")
 _MEMORY = re.compile(r"(\d{1,4})(?:gi?b|g)")
 _JOINED_MEMORY = re.compile(r"(.*\d[a-z]+)(\d{1,3})gi?b")  # "rtx4060ti16gb"; of "rtx306012gb" nobody knows
 _FORMS = re.compile(r"(sxm|pcie|pci|nvl|hbm)\d*e?|oam|active|fhhl|dgxs|cnx")
 _FORM_OF = {"sxm": "sxm", "pcie": "pcie", "pci": "pcie", "nvl": "nvl", "fhhl": "pcie", "active": "pcie"}
-_NOISE = {
-    *("gpu", "gpus", "graphics", "card", "generation", "gen", "edition", "design", "with", "workstation"),
-    *("tensor", "core", "accelerator", "corporation", "lovelace", "jetson", "hgx", "dgx", "grid", "module"),
-    *("developer", "kit", "devkit", "superchip", "ac", "lc"),
-}
-_COUNT = re.compile(r"^\d{1,3}\s*[x×](?:\s+(?=\w)|(?=[a-z]))|[\s(]+[x×]\s?\d{1,3}\)?$")  # "8x H100", "T4 x2"
+_COUNT = re.compile(
+    r"^\d{1,3}\s*[x×*](?:\s+(?=\w)|(?=[a-z]))|[\s(]+[x×*]\s?\d{1,3}\)?$"
+)  # "8x H100", "T4 x2"
 _RACK = re.compile(r"nvl(?:[48]|36|72|144)")  # "GB300 NVL72" is a rack of them; "H100 NVL" is a card
 _MIG = re.compile(r"\s*\bmig[\s_-]+(?:\dc\.)?(\d)g\.(\d{1,3})gb(?:\+[a-z.+]+)?\s*$")
 _VGPU = re.compile(r"-(?:(\d)-)?(\d{1,3})[abcq]$")
@@ -324,6 +513,13 @@ class Spelling(NamedTuple):
     form: str = ""
     laptop: bool = False
     part: Slice | None = None
+    words: tuple[str, ...] = ()  # of the model
+
+
+def _maker(text: str) -> str:
+    """``cuda``, ``rocm``, ``xpu`` or ``mps`` where a name says whose it is; "" elsewhere."""
+    folded = text.casefold()
+    return next((device for theirs, device in _spellings("maker") if theirs.search(folded)), "")
 
 
 def _parse(name: str) -> Spelling:
@@ -338,7 +534,8 @@ def _parse(name: str) -> Spelling:
         text = text[: virtual.start()]
     gib, form, laptop = None, "", False
     model: list[str] = []
-    text = re.sub(r"(laptop|mobile)", r" \1 ", text)
+    for pattern, instead in _spellings("nvidia"):
+        text = pattern.sub(instead, text)
     text = re.sub(r"max[\s-]?q", "max-q", re.sub(r"(\d)\s+(gi?b)\b", r"\1\2", text))
     max_q = "max-q" in text
     for word in _WORDS.split(text.replace("max-q", " ")):
@@ -351,62 +548,40 @@ def _parse(name: str) -> Spelling:
             form = form or _FORM_OF.get(shape[1] or word, "")
         elif word in ("laptop", "mobile", "notebook"):
             laptop = True
-        elif word not in _NOISE:
+        elif not _says_nothing("noise").fullmatch(word):
             model.append(word)
     joined = _JOINED_MEMORY.fullmatch(model[-1]) if model else None
     if joined:
         model[-1], gib = joined[1], int(joined[2])
-    if "pro" in "".join(model) and "blackwell" in model:
-        model.remove("blackwell")
+    if "pro" in "".join(model):
+        model = [word for word in model if word not in ("blackwell", "bw")]
     if "ada" in model:  # "RTX Ada 6000"
         model.sort(key=lambda word: word == "ada")
+    for word, place in (("pro", int(model[:1] == ["rtx"])), ("agx", 0)):  # "RTX 6000 Pro", "Orin AGX"
+        if word in model:
+            model.remove(word)
+            model.insert(place, word)
     if max_q and any("pro" in word for word in model):
         form = "max-q"
     if "server" in model:
         model.remove("server")
         form = "server"
-    return Spelling("".join(model), gib, form, laptop or (max_q and form != "max-q"), part)
+    return Spelling(
+        "".join(model), gib, form, laptop or (max_q and form != "max-q"), part, tuple(filter(None, model))
+    )
 
 
 # ---- what is not in the catalogue ---------------------------------------------------------------------
-
-_OLD = re.compile(
-    r"p4|p6|p40|p100|k10|k20x?|k40[cmst]?|k80|m6|m10|m40|m60|gp100|quadro[pkm]\d{3,4}m?|[pkm]\d{4}m?"
-    r"|(?:gtx|gt|gts)?(?:[4-9][1-9][05]|10[1-8]0)(?:ti|m|max)*|gtxtitan(?:x|z|black)?|titan(?:x|xp|z|black)"
-    r"|mx[123]\d0|tx[12]|tegrax[12]|nano"
-)
-_AMD = re.compile(r"\b(?:amd|radeon|instinct|firepro|ryzen|mi\d{2,3}[axp]?|rx[\s-]?\d{3,4}\w*|w[67]\d00x?)\b")
-_OTHERS = {  # what a name has that is one of these, and what is said of it
-    r"\b(?:intel|arc|iris|xe|ponte vecchio|pvc|flex \d+|max 1[15]\d0|b580|a770|a750)\b": (
-        "a GPU of Intel's: ask for xpu instead"
-    ),
-    r"\bapple\b|\bm[1-9][\s-]?(?:pro|max|ultra)?$": "a GPU of Apple's: ask for mps instead",
-    r"\b(?:tpu|trainium|inferentia|gaudi|ascend|cerebras|groq)\b": (
-        "not a GPU: attnsel knows no kernels for it"
-    ),
-    r"\brubin[\s-]?cpx\b": "Rubin CPX: its compute capability is not known yet",
-    r"\b(?:vera[\s-]?)?rubin\b|\bv?r[123]00\b|\bnvl144\b|^(?:sm_?107[af]?|10\.7)$": (
-        "Rubin (compute capability 10.7, since CUDA 13.4): no rule knows it yet; the nearest is B300"
-    ),
-    r"^(?:(?:sm|compute)_?88|8\.8)$": (
-        "an architecture of which NVIDIA lists no GPU; compilers take it since CUDA 13.0"
-    ),
-}
-
-# LLVM's AMDGPU user guide, "Processors".
-_GFX = {"mi100": "gfx908", "mi2[15]0x?": "gfx90a", "mi3[02][05][ax]?": "gfx942", "mi35[05]x?": "gfx950"}
 
 
 def _outside(name: str) -> str | None:
     """In one sentence, why a GPU that exists is not one to plan for under this name; None of any other."""
     text = " ".join(name.casefold().split())
-    if _AMD.search(text):
-        gfx = next((gfx for model, gfx in _GFX.items() if re.search(rf"\b{model}\b", text)), None)
-        return f"a GPU of AMD's: ask for {gfx or 'rocm, or its architecture such as gfx1100'} instead"
-    for pattern, what in _OTHERS.items():
-        if re.search(pattern, text):
+    for pattern, what in _spellings("outside"):
+        if pattern.search(text):
             return what
-    bare = re.fullmatch(r"(?:sm_?|compute_?)?([1-6])\.?(\d)", text)
-    if bare or _OLD.fullmatch(re.sub(r"[\s_-]+|jetson|pcie|sxm2?|\d+gb", "", _MAKERS.sub(" ", text))):
-        return "older than Volta (sm70), the oldest architecture that attnsel plans for"
+    model = re.sub(r"[\s_-]+|developer|dev|kit|jetson|pcie|sxm2?|\d+gb$", "", _MAKERS.sub(" ", text))
+    for pattern, what in _spellings("old"):
+        if pattern.fullmatch(model):
+            return what
     return None

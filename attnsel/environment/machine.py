@@ -11,14 +11,14 @@ import platform
 import re
 import sys
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from attnsel.base.model import FrozenModel
 from attnsel.base.records import json_beside
 from attnsel.base.suggestions import suggestion
-from attnsel.environment.gpus import ARCHITECTURES, look_up_gpu
+from attnsel.environment.gpus import ARCHITECTURES, Gpu, architecture_of, look_up_gpu
 from attnsel.environment.installed import flash_attn_versions, installed_version
 from attnsel.environment.read import Unread, unread
 from attnsel.environment.releases import (
@@ -94,7 +94,8 @@ class Device(FrozenModel):
 class Environment(FrozenModel):
     """A device and versions. A version of None means: not installed there.
 
-    ``assumed`` names the fields nobody stated; every report marks them. ``detected`` says that this
+    ``assumed`` names the fields nobody stated, and ``dtype`` where the call's is the GPU's (``half``); every
+    report marks them. ``detected`` says that this
     is the machine in front of us, where only what can really run may be chosen.
     """
 
@@ -136,6 +137,19 @@ class Environment(FrozenModel):
     def target(self) -> str:
         """What a kernel is proven for: an architecture ("sm90"), or a device type without one ("cpu")."""
         return self.device.type if self.device.arch is None else f"sm{self.device.arch}"
+
+    @property
+    def half(self) -> Literal["bf16", "fp16"]:
+        """The 16-bit element type that its GPU computes in: what is asked where nobody states a dtype.
+
+        bf16 came with Ampere; of AMD's with MI100 and RDNA 3 (v_mfma_…_bf16 and v_wmma_…_bf16 of their ISA
+        documents). Intel's and Apple's take it in PyTorch, if not all at full speed.
+        """
+        device = self.device
+        old = device.arch is not None and device.arch < 80
+        if device.type == "rocm":
+            old = re.search(r"gfx(?:8\d\d|90[0-69c]|10\d\d)\b", device.name) is not None
+        return "fp16" if old else "bf16"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -217,10 +231,11 @@ def _require_known_companions(given: dict[str, Version | None]) -> None:
 
 
 def describe_device(gpu: str | None) -> Device:
-    """A device from a GPU name, an architecture, ``"cpu"`` or None. Raises InvalidInput."""
+    """A device from a GPU name, an architecture (also "gfx90a:sramecc+"), ``"cpu"`` or None. Raises
+    InvalidInput."""
     if gpu is not None and not isinstance(gpu, str):
         raise InvalidInput("gpu", gpu, "must be the name of a GPU, an architecture such as sm90, or cpu")
-    wanted = "" if gpu is None else gpu.strip().casefold()
+    wanted = "" if gpu is None else re.sub(r"^(gfx\w+)(?::\w+[+-])+$", r"\1", gpu.strip().casefold())
     if gpu is None or wanted == "cpu":
         return Device(type="cpu", name="CPU")
     if wanted == "mps":
@@ -233,13 +248,18 @@ def describe_device(gpu: str | None) -> Device:
         card = look_up_gpu(gpu)
     except ValueError as error:
         raise InvalidInput("gpu", gpu, str(error)) from None
+    return _device_of(card)
+
+
+def _device_of(card: Gpu) -> Device:
+    known, kind = architecture_of(card.arch), cast(Any, card.device)
     return Device(
-        type="cuda",
-        name=card.name,
-        arch=card.arch,
+        type=kind,
+        name=f"{card.name} ({card.gfx})" if card.gfx else card.name,  # rules read AMD's target from its name
+        arch=card.arch or None,
         memory=None if card.memory_gib is None else card.memory_gib << 30,
         sm_count=card.sm_count,
-        shared_memory=ARCHITECTURES[card.arch].shared_memory,
+        shared_memory=None if known is None else known.shared_memory,
     )
 
 
@@ -297,7 +317,7 @@ def _impossible(env: Environment) -> list[str]:
     """Contradictions inside one environment. They are said, not corrected."""
     found = _no_such_wheel(env)
     arch, cudnn, cuda = env.arch, env.cudnn, env.cuda
-    known = ARCHITECTURES.get(arch or 0)
+    known = architecture_of(arch)
     if known and known.cuda and cuda and cuda < known.cuda and without_code(env) is None:
         found.append(_too_old(env.device.arch or 0, cuda, known.cuda))
     if known and known.cudnn and cudnn and cudnn < known.cudnn:
@@ -368,7 +388,7 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
         properties = torch.cuda.get_device_properties(index)
         if torch.version.hip:
             arch_name = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
-            name = " ".join(dict.fromkeys((properties.name, arch_name))).strip()
+            name = _in_catalogue(f"{properties.name} {arch_name}")
             return Device(type="rocm", name=name, memory=properties.total_memory), loaded
         # What is loaded decides, not what pip lists: a wheel may sit there unused.
         try:
@@ -379,8 +399,8 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
             loaded["cudnn"] = None if number is None else Version.parse(int(number))
         arch = 10 * properties.major + properties.minor
         shared = getattr(properties, "shared_memory_per_block_optin", None)
-        if not shared and arch in ARCHITECTURES:
-            shared = ARCHITECTURES[arch].shared_memory
+        if not shared and (known := architecture_of(arch)):
+            shared = known.shared_memory
         return Device(
             type="cuda",
             name=properties.name.removeprefix("NVIDIA "),
@@ -389,7 +409,22 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
             sm_count=properties.multi_processor_count,
             shared_memory=shared,
         ), loaded
-    known = ("cpu", "mps", "xpu", "meta")
-    kind: Any = wanted.type if wanted.type in known else "other"
+    known_types = ("cpu", "mps", "xpu", "meta")
+    kind: Any = wanted.type if wanted.type in known_types else "other"
+    if kind == "xpu" and torch.xpu.is_available():
+        found = torch.xpu.get_device_properties(wanted)
+        return Device(type=kind, name=_in_catalogue(found.name), memory=found.total_memory), loaded
     name = (platform.machine() or "CPU") if kind == "cpu" else wanted.type
+    mps = torch.backends.mps
+    if kind == "mps" and mps.is_available() and hasattr(mps, "get_name"):  # since PyTorch 2.10
+        name = _in_catalogue(mps.get_name())
     return Device(type=kind, name=name), loaded
+
+
+def _in_catalogue(printed: str) -> str:
+    """``MI300X (gfx942)``: the catalogue's name of what a driver prints; that itself where it has none, as of
+    a target that HSA_OVERRIDE_GFX_VERSION made another."""
+    try:
+        return _device_of(look_up_gpu(printed)).name
+    except ValueError:
+        return " ".join(dict.fromkeys(printed.split()))

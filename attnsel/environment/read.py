@@ -8,11 +8,12 @@ is not known, and whoever tells an answer tells :func:`unread` of it. The rows a
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from attnsel.base.model import FrozenModel
 from attnsel.base.records import json_fields
 from attnsel.base.rows import read_rows
+from attnsel.environment.gpus import read_as
 from attnsel.environment.versions import Version, Versions, component_name, versions_of
 
 E = TypeVar("E", bound=FrozenModel)
@@ -67,7 +68,7 @@ class Read(NamedTuple):
         return Unread(self.name, str(version), str(self.version), self.on)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)
 def everything_read() -> dict[str, Read]:
     """Every row, by its subject."""
     return {row["subject"]: _read(row) for row in read_rows("attnsel.environment", "read")}
@@ -102,7 +103,7 @@ def unread_release(subject: str, version: Version | None) -> Unread | None:
     return None if row is None else row.unread(version)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _rows_of(kind: type[FrozenModel]) -> tuple[Read, ...]:
     """Those about a field of a model."""
     return tuple(row for row in everything_read().values() if row.subject in kind.model_fields)
@@ -110,9 +111,17 @@ def _rows_of(kind: type[FrozenModel]) -> tuple[Read, ...]:
 
 @lru_cache(maxsize=1024)
 def unread(environment: FrozenModel) -> tuple[Unread, ...]:
-    """What of an ``Environment`` is newer than anything that was read, in the order of the rows."""
+    """What of an ``Environment`` is newer than anything that was read: its GPU, then the rows in order."""
     found = [row.unread(getattr(environment, row.subject)) for row in _rows_of(type(environment))]
-    return tuple([one for one in found if one is not None])
+    return tuple([one for one in (_unread_gpu(environment), *found) if one is not None])
+
+
+def _unread_gpu(environment: Any) -> Unread | None:
+    """What is to be said of a GPU of an architecture whose kernels nobody has read."""
+    device, read = environment.device, read_as(environment.device.arch)
+    arch = f"sm{device.arch}"
+    value = arch if device.name in ("", arch) else f"{device.name} ({arch})"
+    return Unread("GPU", value, f"sm{read}", everything_read()["gpus"].on) if read else None
 
 
 def as_read(environment: E) -> E:
@@ -120,4 +129,8 @@ def as_read(environment: E) -> E:
     if not unread(environment):
         return environment
     rows = (row for row in _rows_of(type(environment)) if row.unread(getattr(environment, row.subject)))
-    return environment.derive(**{row.subject: row.version for row in rows})
+    changes: dict[str, Any] = {row.subject: row.version for row in rows}
+    device: Any = environment.device  # type: ignore[attr-defined]
+    if read := read_as(device.arch):
+        changes["device"] = device.replace(arch=read)
+    return environment.derive(**changes)

@@ -22,7 +22,6 @@ from attnsel.pages.can_i_use import (
     State,
     Stated,
     component_of,
-    half_on,
     releases,
 )
 from attnsel.pages.commands import command_of, flag_name
@@ -136,7 +135,7 @@ def span_mark(span: Span) -> str:
 
 def cost_words(cell: Cell, mode: Mode, span: Span) -> list[str]:
     """What is changed in the call, each with what it costs on every call."""
-    p = cell.feature.params(mode, half_on(cell.environment(span.last).arch))
+    p = cell.feature.params(mode, cell.environment(span.last).half)
     return [adaptation_words(made, p) for made in span.candidate.adaptations]
 
 
@@ -157,7 +156,7 @@ def evidence_words(cell: Cell, span: Span) -> list[str]:
 def command(cell: Cell, mode: Mode, version: Version | None = None) -> str:
     """``attnsel explain …``, which asks just this. ``version``: of what decides, the one at hand if None."""
     env = cell.environment(version)
-    line = command_of(cell.feature.asked(mode, half_on(env.arch)), env)
+    line = command_of(cell.feature.asked(mode, env.half), env)
     if line is None:
         raise ValueError(f"{cell!r}: no command line says it")
     limits = [word for field, value in cell.feature.policy.items() for word in (flag_name(field), value)]

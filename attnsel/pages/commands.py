@@ -59,6 +59,8 @@ def command_of(example: Example, env: Environment) -> str | None:
     if where is None:
         return None
     asked = {name: value for name, value in example.items() if name in AttentionParams.model_fields}
+    if env.half != AttentionParams.model_fields["dtype"].default:
+        asked.setdefault("dtype", AttentionParams.model_fields["dtype"].default)  # it would be the GPU's
     words = [_flag_words(field, value, asked) for field, value in asked.items()]
     if None in words:
         stdin = shlex.quote(json.dumps(jsonable(asked)))

@@ -154,6 +154,7 @@ def facts(selection: SelectionView) -> Facts:
             *warnings(env, selection.unread),
             *(Item(f"planned only: {why}", "!") for why in planned),
             *([("policy", *policy)] if policy else []),
+            *presumed(selection),
             *hints(selection),
         )
     )
@@ -171,6 +172,15 @@ def warnings(env: Environment, newer: tuple[Unread, ...] | None = None) -> tuple
 def newer_items(unread: Iterable[Unread]) -> tuple[Item, ...]:
     """The sentences about what is newer than anything that was read."""
     return tuple(Item(f"{one}.", "!") for one in unread)
+
+
+def presumed(selection: SelectionView) -> tuple[Item, ...]:
+    """That the call's dtype is the GPU's, where nobody stated one."""
+    env = selection.environment
+    if "dtype" not in env.assumed:
+        return ()
+    gpu = environment_words(env)[0]
+    return (Item(f"No dtype was stated: asked in {selection.params.dtype}, as {gpu} has no bf16", "!"),)
 
 
 def hints(selection: SelectionView) -> tuple[Item, ...]:

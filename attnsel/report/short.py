@@ -14,6 +14,7 @@ from attnsel.report.answer import (
     hints,
     names,
     needing_gpu,
+    presumed,
     runs_text,
     source,
     verdict,
@@ -60,7 +61,7 @@ def _screen(selection: SelectionView, newer: tuple[Item, ...] = ()) -> Screen:
     # Beside two sentences about what is newer there is no room for an assumption.
     asked = selection.assumptions[:1] if len(newer) < 2 else ()
     assumed = [Item(assumption_words(one), "?", " ", most=_ASSUMPTION) for one in asked]
-    notes = [note._replace(most=1) for note in hints(selection)[:1]]
+    notes = [note._replace(most=1) for note in (*presumed(selection), *hints(selection))[:1]]
     room = _CANDIDATES - _ASSUMPTION * len(assumed) - len(notes) - _NEWER * len(newer)
     listed = Items((*_candidates(selection, room), *assumed))
     sentence = Paragraph(Strong(verdict(selection)), most=_SENTENCE)
@@ -184,6 +185,7 @@ def dispatched_document(selection: SelectionView, sources: bool = False) -> Docu
         Paragraph(Strong(difference(selection))),
         Facts((tuple(where), tuple(asked), *warnings(selection.environment, selection.unread))),
         Fields(tuple(fields)),
+        *map(Items, filter(None, [presumed(selection)])),
         Items(
             tuple(
                 item._replace(below=tuple(_against(refusal, sources) for refusal in offer.refusals))

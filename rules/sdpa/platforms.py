@@ -49,7 +49,7 @@ def gfx(env: Environment) -> str | None:
     return None if found is None else found[0]
 
 
-@rule("SDPA801", fires_on={"device": "gfx906"}, passes={"device": "gfx942"})
+@rule("SDPA801", *AOTRITON, "sdpa.varlen", fires_on={"device": "gfx906"}, passes={"device": "gfx942"})
 def aotriton_architectures(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
     """ROCm's flash and memory-efficient kernels are compiled for some GPUs
 

@@ -129,12 +129,7 @@ def find(words: Iterable[str]) -> tuple[Feature, ...]:
 
 def ask(feature: Feature, mode: Mode, kernel: str, env: Environment) -> Candidate:
     """What the engine says of one kernel, as part of what ``select`` says of all."""
-    return Inquiry(feature.params(mode, half_on(env.arch)), env, feature.limits, NO_EVIDENCE).judge(kernel)
-
-
-def half_on(arch: int | None) -> Half:
-    """The 16-bit element type that a GPU of this architecture computes in."""
-    return "fp16" if arch is not None and arch < 80 else "bf16"
+    return Inquiry(feature.params(mode, env.half), env, feature.limits, NO_EVIDENCE).judge(kernel)
 
 
 # --------------------------------------------------------------------------------------------------------

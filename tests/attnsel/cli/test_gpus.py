@@ -1,4 +1,4 @@
-"""``attnsel gpus``, and the GPUs that the driver of this machine names."""
+"""The GPUs that the driver of this machine names. What ``attnsel gpus`` lists: tests/net/words."""
 
 from __future__ import annotations
 
@@ -6,26 +6,6 @@ import sys
 
 from attnsel.cli import probe
 from tables import each
-
-
-@each(
-    "words, shown",
-    [
-        (["h100"], ["H100", "H100 PCIe", "H100 NVL", "H100 96GB", "H100 64GB"]),
-        (["10.3"], ["B300", "GB300"]),
-        (["rtx4070", "super"], ["RTX 4070 SUPER", "RTX 4070 Ti SUPER"]),
-        (["sm120", "laptop", "geforce", "5090"], ["RTX 5090 Laptop"]),
-        (["dgx", "spark"], ["GB10"]),
-        (["NVIDIA A100-SXM4-40GB MIG 1g.5gb"], ["A100 40GB MIG 1g.5gb"]),
-    ],
-)
-def test_words_narrow_it(run, words, shown) -> None:
-    code, out, _ = run(["gpus", *words])
-    names = [line.split("  ")[0] for line in out.split("\n\n")[0].splitlines()[2:]]
-    assert (code, names) == (0, shown)
-
-
-# ---- the driver -------------------------------------------------------------------------------------
 
 NVML = """
 class NVMLError(Exception): pass

@@ -21,7 +21,7 @@ RECORD = Path(__file__).with_name("answers.txt")
 
 def gpu(*words: str) -> Iterator[str]:
     card = look_up_gpu(" ".join(words))
-    yield f"{card.name}, sm{card.arch}, {card.memory_gib} GiB, {card.sm_count} SMs, {card.kind}"
+    yield f"{card.name}, {card.target}, {card.memory_gib} GiB, {card.sm_count} SMs, {card.kind}"
     yield str(figures_of(" ".join(words)))
 
 
