@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from math import log2
 from typing import NamedTuple
@@ -237,10 +238,20 @@ def look_up_gpu(name: str) -> Gpu:
         return found
     if maker != "cuda" and (found := _of_others(text, maker)):
         return found
+    if sized := re.fullmatch(r"(.*\d\w*)[\s-]+(\d{1,3})", text.casefold()):
+        with suppress(ValueError):  # "A100-80"
+            return look_up_gpu(f"{sized[1]} {sized[2]}GB")
     said = _parse(text)
     if several := _SEVERAL.get(said.model, _SEVERAL.get(f"rtx{said.model}")):
         raise ValueError(f"unknown GPU: one of {_either(several)}; which?")
     raise ValueError(_outside(text) or f"unknown GPU{_hint(text, maker)}; {_THE_REST}")
+
+
+def _with_more(gpu: Gpu, gib: int) -> Gpu | None:
+    """A GeForce whose board others filled with more memory, up to four times as much: "4090 48GB",
+    "2080 Ti 22GB" (weicj/2080Ti-LLM-Toolbox#2), "RTX 4080S 32GB" (syv-ai/qwen38-27b-rtx3090#149)."""
+    own = gpu.memory_gib or 0
+    return gpu._replace(name=f"{gpu.name} {gib}GB", memory_gib=gib) if own < gib <= 4 * own else None
 
 
 def _of_nvidia(text: str) -> Gpu | None:
@@ -254,6 +265,8 @@ def _of_nvidia(text: str) -> Gpu | None:
     if gpu is None and not said.laptop:
         laptops = [own for own in _models().get((said.model, True), ()) if own[1].memory_gib == said.gib]
         gpu = laptops[0][1] if len(laptops) == 1 else None
+    if gpu is None and variants[0][1].kind == "GeForce":
+        gpu = _with_more(variants[0][1], said.gib or 0)
     if gpu is None:
         raise ValueError(f"unknown GPU: there is {_either(_with_memory(own) for _, own in variants)}")
     if stated and gpu.arch != _RENUMBERED.get(int(stated[1]), int(stated[1])):
