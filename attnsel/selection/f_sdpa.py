@@ -19,6 +19,11 @@ _CUDNN_SECOND = (FLASH, CUDNN, EFFICIENT, MATH)
 _BEFORE_CUDNN = (FLASH, EFFICIENT, MATH)
 _TRUSTED = Version(9, 15, 0)  # cuDNN: 9.15.1 repairs lengths that 128 does not divide (pytorch#169849)
 
+# CUDA of the builds of 2.9.0 and 2.9.1: compiled with cuDNN 9.8.0.87, or with 9.10.2.21 (12.6, 12.9) and 9.13.0.50
+# (13.0). Source: .ci/docker/common/install_cuda.sh at v2.9.0; 90800 in libtorch_cuda.so of PyPI's, which is for 12.8.
+_COMPILED_WITH_9_8 = ((12, 8),)
+_COMPILED_WITH_NEWER = ((12, 6), (12, 9), (13, 0))
+
 
 class SdpaOrder(NamedTuple):
     """Kernels as F.sdpa tries them, with where that is written.
@@ -45,7 +50,7 @@ def sdpa_order(env: Environment, torch: Version, cudnn_first: bool = True) -> Sd
     """The default order of one release. ``cudnn_first`` False: a variable forbids cuDNN the first place.
 
     Read in the source of 2.4.0, and in the machine code of select_sdp_backend of each wheel from 2.2.2 to
-    2.14.1 (libtorch_cuda.so).
+    2.15.0 (libtorch_cuda.so).
     """
     if env.device.type == "cpu":
         return SdpaOrder((FLASH, MATH), "priority_order_cpp, sdp_utils_cpp.cpp")
@@ -69,12 +74,11 @@ def _by_cudnn(env: Environment, torch: Version, allowed: bool) -> SdpaOrder:
     """From 2.9 on cuDNN goes first on Hopper and Blackwell servers, by its version and the build's."""
     where, inferred = "check_prefer_cudnn_attention and priority_order, sdp_utils.cpp", ""
     if torch < (2, 10):
-        # The version that torch was compiled with: 9.8 in the wheel for CUDA 12.8, so that it never is.
+        # By the version that torch was compiled with, whatever is loaded: from 9.9 on.
         variable = "TORCH_CUDNN_SDPA_PREFERRED=0"
-        new = env.cuda is not None and env.cuda >= (13,)
-        right = env.arch in (90, 100) and new
-        if right:
-            inferred = "that the build for CUDA 13 was compiled with cuDNN 9.9 or newer"
+        right = env.arch in (90, 100) and env.cuda is not None and env.cuda[:2] not in _COMPILED_WITH_9_8
+        if right and env.cuda is not None and env.cuda[:2] not in _COMPILED_WITH_NEWER:
+            inferred = "that a build for this CUDA, which is in no index, was compiled with cuDNN 9.9 or newer"
     else:
         variable = "TORCH_CUDNN_SDPA_DEPRIORITIZED=1"
         major, minor = divmod(env.arch or 0, 10)

@@ -51,11 +51,16 @@ def question(c: Case) -> AttentionParams:
 
 
 def machine(c: Case) -> dict[str, str]:
-    return {"gpu": f"sm{c.arch}", "cudnn": str(Version.parse(c.cudnn)), "cuda": f"{c.cuda}.0"}
+    return {
+        "gpu": f"sm{c.arch}",
+        "cudnn": str(Version.parse(c.cudnn)),
+        "cuda": f"{c.cuda // 10}.{c.cuda % 10}",
+    }
 
 
 def switches(c: Case) -> dict[str, str]:
     turned = dict(c.env) | {f"enable_{kernel}_sdp": "false" for kernel in c.off}
+    turned |= {"activate_flash_attention_impl": c.impl} if c.impl != "FA2" else {}
     return turned if c.gqa else {**turned, "enable_gqa": "false"}
 
 

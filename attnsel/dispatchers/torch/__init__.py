@@ -187,7 +187,7 @@ _READ = tuple(
     Version.parse(text)
     for text in (
         *("2.2.2", "2.3.1", "2.4.0", "2.5.0", "2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1"),
-        *("2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1"),
+        *("2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"),
     )
 )
 """2.4.0 as source (MetaX-MACA/mcPytorch, commit 37348663, whose chooser is PyTorch's); the others as the

@@ -218,6 +218,32 @@ def _has_fa3_in_fp8(asked: CheckInput) -> bool:
     )
 
 
+def _asks_fa4(asked: CheckInput) -> bool:
+    """userEnabledFA4SDP: from 2.15 on the chooser knows what activate_flash_attention_impl put there."""
+    return asked.held.impl == "FA4" and asked.release >= (2, 15)
+
+
+def _fa4_head_dims(asked: CheckInput) -> tuple[str, str] | None:
+    """check_head_dim_size_flash of 2.15, lines 234 to 250: FA4's own limits, in the machine code."""
+    d, e = asked.p.head_dim_qk, asked.p.head_dim_v
+    pairs = asked.arch == 90 or (d, e) in ((192, 128), (256, 256))
+    if asked.arch == 90 and max(d, e) > 256:
+        return (f"head_dim_qk and head_dim_v are {d} and {e}, FA4 takes at most 256", "SDPA122")
+    if not pairs and max(d, e) > 128:
+        return (f"head_dim_qk and head_dim_v are {d} and {e}, FA4 takes 128, 192/128 or 256/256", "SDPA122")
+    return None
+
+
+def _half_filled_tile(asked: CheckInput) -> tuple[str, str] | None:
+    """check_cudnn_tensor_shapes of 2.15, line 770; whatever the mask is, and for a gradient of q."""
+    p, cudnn = asked.p, asked.env.cudnn
+    if asked.arch != 90 or p.causal or not p.is_training or p.max_seqlen_kv % 128 != 64:
+        return None
+    if cudnn is None or cudnn >= (9, 26):
+        return None
+    return (f"max_seqlen_kv is {p.max_seqlen_kv}, 64 more than a multiple of 128, and cuDNN is {cudnn}", "BUG006")
+
+
 def _wants_whole_vectors(asked: CheckInput) -> bool:
     """minimum_gemm_alignment: 1 without tensor cores."""
     half = asked.p.dtype in _HALF
@@ -233,6 +259,7 @@ _DENSE_FLASH = (
     Check("check_batch_size_and_num_heads_dense", HEADER, ("SDPA806",), before=(2, 8)),
     Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups, since=(2, 5)),
     _BATCHES,
+    Check("check_flash_attention_grid_size", CUDA, ("SDPA109",), since=(2, 15)),
     Check("check_nonzero_sequence_lengths_dense", HEADER, ("DEVICE002",)),
     Check("check_last_dim_stride_equals_1_dense", HEADER, own=_stride),
 )
@@ -250,7 +277,14 @@ FLASH_ON_GPUS = (
     Check("USE_FLASH_ATTENTION", CUDA, ("SDPA811", "SDPA802")),
     _RANK,
     Check("check_for_attn_mask", HEADER, ("SDPA101",)),
-    Check("check_head_dim_size_flash", CUDA, ("SDPA104", "SDPA105", "SDPA805")),
+    Check("check_fa4_constraints", CUDA, ("SDPA120", "SDPA121"), where=_asks_fa4),
+    Check("check_head_dim_size_flash", CUDA, own=_fa4_head_dims, where=_asks_fa4),
+    Check(
+        "check_head_dim_size_flash",
+        CUDA,
+        ("SDPA104", "SDPA105", "SDPA805"),
+        where=lambda asked: not _asks_fa4(asked),
+    ),
     Check(
         "check_flash_attention_hardware_support",
         CUDA,
@@ -333,9 +367,10 @@ CUDNN_CHECKS = (
     Check(
         "check_cudnn_tensor_shapes",
         CUDA,
-        tuple(f"SDPA3{number:02}" for number in range(6, 15)),
+        (*(f"SDPA3{number:02}" for number in range(6, 15)), "SDPA317"),
         since=(2, 5),
     ),
+    Check("check_cudnn_tensor_shapes", CUDA, own=_half_filled_tile, since=(2, 15)),
     Check("check_cudnn_tensor_shapes", CUDA, ("SDPA320",), since=(2, 6)),
     Check("check_cudnn_tensor_shapes", CUDA, ("SDPA322",), since=(2, 6), before=(2, 9)),
     Check("check_cudnn_tensor_shapes", CUDA, ("SDPA321",), since=(2, 9)),
