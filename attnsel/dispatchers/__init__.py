@@ -65,6 +65,10 @@ def _dispatched(
     dispatcher: str, p: AttentionParams, env: Environment, switches: tuple[tuple[str, str], ...]
 ) -> Dispatch:
     answer: Dispatch = _module(dispatcher).dispatch(p, env, dict(switches))
+    if answer.dispatcher == "te" and answer.chosen is not None:  # which hands the question on as it is
+        from attnsel.dispatchers.known_bugs import known_bugs
+
+        return answer._replace(known_bugs=known_bugs("te", answer.chosen.candidate, p, env))
     return answer
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
+from attnsel.dispatchers.known_bugs import known_bugs
 from attnsel.dispatchers.torch.checks import CheckInput, Objection, checked_codes, objections
 from attnsel.dispatchers.torch.switches import SWITCHES, held, read
 from attnsel.environment import Environment, require_known_torch
@@ -317,7 +318,20 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
         error=outcome.error,
         switches=tuple(sorted(switches.items())),
         notes=() if outcome.impossible else notes,
+        known_bugs=_known_bugs(outcome, asked),
     )
+
+
+def _known_bugs(outcome: _Outcome, asked: CheckInput) -> tuple[Refusal, ...]:
+    """Those of the kernel that computes."""
+    if outcome.chosen is None or outcome.error:
+        return ()
+    found = known_bugs("torch", _CANDIDATES[outcome.chosen.name], asked.p, asked.env)
+    if outcome.chosen.name == "cudnn" and asked.release < (2, 5):
+        where = "scaled_dot_product_attention, v2.4.0 attention.cpp, line 668"
+        text = "Before PyTorch 2.5 F.sdpa calls cuDNN without the mask it is given"
+        return (Refusal(text, where, "SDPA720"),) if asked.mask is not None else ()
+    return found
 
 
 def _outcome(p: AttentionParams, kernels: list[_Kernel], asked: CheckInput) -> _Outcome:
@@ -452,8 +466,6 @@ def _notes(chosen: _Kernel | None, order: SdpaOrder, asked: CheckInput) -> list[
         notes.append(
             "TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1: one plan serves many lengths where there is no mask"
         )
-    if chosen.name == "cudnn" and (2, 3) <= asked.release < (2, 5) and asked.mask is not None:
-        notes.append("cuDNN is called without the mask in torch 2.3 and 2.4: wrong numbers")
     known = {*_DONE_BY_F_SDPA, *_RAISES.get(chosen.name, ()), *_CANNOT_BROADCAST}
     for code, reason in chosen.beside.items():
         if code.startswith(("SDPA", "BUG")) and code not in known:

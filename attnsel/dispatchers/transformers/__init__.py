@@ -49,6 +49,7 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
         error=error,
         switches=tuple(sorted(switches.items())),
         notes=_notes(tried if chosen is None else [chosen], asked),
+        known_bugs=() if chosen is None else chosen.known_bugs,
     )
 
 

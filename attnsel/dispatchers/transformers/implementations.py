@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attnsel.dispatchers import dispatched_by
+from attnsel.dispatchers.known_bugs import known_bugs
 from attnsel.dispatchers.transformers.switches import Switches, is_hub, source
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
@@ -177,6 +178,7 @@ class Attempt(NamedTuple):
     refused_when_run: tuple[Refusal, ...] = ()
     note: str = ""
     notes: tuple[str, ...] = ()
+    known_bugs: tuple[Refusal, ...] = ()
 
     def offer(self, before: tuple[Refusal, ...] = ()) -> Offer:
         refusals = (*before, *self.refused_when_made, *self.refused_when_run)
@@ -216,23 +218,20 @@ def _sdpa(name: str, p: AttentionParams, env: Environment, asked: Switches) -> A
         else:
             notes.append("output_attentions: sdpa gives none, and warns")
     call = sdpa_call(p, env, asked)
-    kernel, candidate, refused, more = _kernel_of_f_sdpa(call.params, env)
-    notes += [*call.notes, *more]
-    return Attempt(name, call.text, candidate, tuple(made), (*run, *refused), kernel, tuple(notes))
-
-
-def _kernel_of_f_sdpa(
-    p: AttentionParams, env: Environment
-) -> tuple[str, str, tuple[Refusal, ...], tuple[str, ...]]:
-    """(words, candidate, refusals, notes) of the kernel that F.sdpa then takes."""
-    answer = dispatched_by("torch", p, env, {})
-    if answer.chosen is None:
+    notes += call.notes
+    answer = dispatched_by("torch", call.params, env, {})
+    chosen = answer.chosen
+    if chosen is None:
         told = f"RuntimeError: {answer.error}"
-        return "", "", (Refusal("F.sdpa has no kernel for it", answer.order_source, told=told),), ()
-    before = answer.offers[: answer.offers.index(answer.chosen)]
+        run.append(Refusal("F.sdpa has no kernel for it", answer.order_source, told=told))
+        return Attempt(name, call.text, "", tuple(made), tuple(run), "", tuple(notes))
+    before = answer.offers[: answer.offers.index(chosen)]
     passed = [f"{offer.name}: {offer.refusals[0].text}" for offer in before if offer.refusals]
-    notes = (f"F.sdpa passes over {'; '.join(passed)}",) if passed else ()
-    return f"F.sdpa takes {answer.chosen.name}", answer.chosen.candidate, (), notes
+    notes += [f"F.sdpa passes over {'; '.join(passed)}"] if passed else []
+    kernel = f"F.sdpa takes {chosen.name}"
+    return Attempt(
+        name, call.text, chosen.candidate, tuple(made), tuple(run), kernel, tuple(notes), answer.known_bugs
+    )
 
 
 def _eager(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
@@ -253,7 +252,8 @@ def _flash(name: str, p: AttentionParams, env: Environment, asked: Switches) -> 
     run, notes = _flash_call(number, p, env, asked)
     note = "" if made or run else f"flash-attn {_package(number, env)}"
     candidate = f"flash_attn.{number}"
-    return Attempt(name, _flash_text(p), candidate, tuple(made), tuple(run), note, tuple(notes))
+    bugs = () if made or run else known_bugs("transformers", candidate, p, env)
+    return Attempt(name, _flash_text(p), candidate, tuple(made), tuple(run), note, tuple(notes), bugs)
 
 
 def _package(number: int, env: Environment) -> Version | None:
