@@ -13,6 +13,9 @@ BY_F_SDPA = f"F.sdpa runs it; attnsel itself runs on torch {OLDEST} or newer"
 """Why a kernel is planned only, where it needs no attnsel to be run."""
 
 FLASH, EFFICIENT, MATH, CUDNN = "sdpa.flash", "sdpa.efficient", "sdpa.math", "sdpa.cudnn"
+ONEDNN, SYCL_FLASH = "overrideable", "flash"
+"""Kernels of Intel's GPUs, as torch names them: no candidates of attnsel's."""
+
 _FLASH_FIRST = (FLASH, EFFICIENT, MATH, CUDNN)
 _CUDNN_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
 _CUDNN_SECOND = (FLASH, CUDNN, EFFICIENT, MATH)
@@ -55,10 +58,10 @@ def sdpa_order(env: Environment, torch: Version, cudnn_first: bool = True) -> Sd
     if env.device.type == "cpu":
         return SdpaOrder((FLASH, MATH), "priority_order_cpp, sdp_utils_cpp.cpp")
     where = "priority_order, sdp_utils.cpp"
+    if env.device.type == "xpu":
+        return _on_xpu(torch)
     if env.device.type not in ("cuda", "rocm"):
-        xpu = env.device.type == "xpu"
-        unread = "that XPU builds, whose chooser was not read, take math and not a kernel of oneDNN"
-        return SdpaOrder((MATH,), "scaled_dot_product_attention, attention.cpp", inferred=unread * xpu)
+        return SdpaOrder((MATH,), "scaled_dot_product_attention, attention.cpp")
     if torch < (2, 3):
         return SdpaOrder(_BEFORE_CUDNN, where)
     if torch < (2, 5):
@@ -68,6 +71,19 @@ def sdpa_order(env: Environment, torch: Version, cudnn_first: bool = True) -> Sd
     if torch < (2, 9):
         return SdpaOrder(_FLASH_FIRST, where)
     return _by_cudnn(env, torch, cudnn_first)
+
+
+def _on_xpu(torch: Version) -> SdpaOrder:
+    """oneDNN's kernel came with 2.7 (pytorch#147614); FlashAttention by SYCL-TLA with 2.10 (pytorch#167057, and
+    transformers/xpu/sdp_utils.h in the wheels since 2.10.0): before, asking for flash gave oneDNN's.
+
+    Read in mkldnn/xpu/Attention.cpp of pytorch's main (commit 0067c6fa, of about 2.9) and of a fork of it at
+    about 2.14; no wheel for XPU was.
+    """
+    where, forks = "priority_order, mkldnn/xpu/Attention.cpp", "no wheel for XPU was read: pytorch's main and forks"
+    if torch < (2, 7):
+        return SdpaOrder((MATH,), where, inferred="that builds for XPU before 2.7 have no kernel of oneDNN")
+    return SdpaOrder((ONEDNN, SYCL_FLASH, MATH) if torch >= (2, 10) else (ONEDNN, MATH), where, inferred=forks)
 
 
 def _by_cudnn(env: Environment, torch: Version, allowed: bool) -> SdpaOrder:

@@ -8,6 +8,7 @@ The releases were read as ``_READ`` beside says; no GPU ran any of it here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from attnsel.verdicts.reasons import Reason
 HEADER = "sdp_utils_cpp.h"
 CUDA = "cuda/sdp_utils.cpp"
 CPU = "sdp_utils_cpp.cpp"
+XPU = "mkldnn/xpu/Attention.cpp"
+XPU_FLASH = "transformers/xpu/sdp_utils.cpp"
 _NEVER = (99,)
 _HALF = ("bf16", "fp16")
 _VECTOR = 16  # bytes
@@ -250,6 +253,69 @@ def _wants_whole_vectors(asked: CheckInput) -> bool:
     return asked.env.device.type == "rocm" or asked.arch >= 80 or (half and asked.arch >= 70)
 
 
+# What the chooser for Intel's GPUs says: attnsel has no candidate, and so no rule, for its kernels.
+
+
+def _dropout(asked: CheckInput) -> tuple[str, str] | None:
+    return (f"attention_dropout is {asked.p.attention_dropout:g}, needs 0", "") if asked.p.dropout else None
+
+
+def _rank(asked: CheckInput) -> tuple[str, str] | None:
+    rank = asked.p.tensors.rank
+    if rank == 4 or (rank == 3 and asked.release >= (2, 14)):
+        return None
+    return (f"q, k and v have {rank} dimensions, needs 4", "SDPA017")
+
+
+def _any_mask(asked: CheckInput) -> tuple[str, str] | None:
+    return ("there is an attn_mask, which this kernel has no argument for", "") if asked.mask else None
+
+
+def _onednn_head_dims(asked: CheckInput) -> tuple[str, str] | None:
+    width = max(asked.p.head_dim_qk, asked.p.head_dim_v)
+    return (f"head_dim is {width}, needs at most 576", "") if width > 576 else None
+
+
+def _sycl_head_dims(asked: CheckInput) -> tuple[str, str] | None:
+    d, e = asked.p.head_dim_qk, asked.p.head_dim_v
+    return None if d == e <= 192 else (f"head_dim_qk and head_dim_v are {d} and {e}, need one up to 192", "")
+
+
+def _wants_gradient(asked: CheckInput) -> tuple[str, str] | None:
+    return ("q, k or v require a gradient, which oneDNN's kernel has not", "") if asked.p.is_training else None
+
+
+def _causal_of_other_lengths(asked: CheckInput) -> tuple[str, str] | None:
+    p = asked.p
+    if not p.causal or p.max_seqlen_q == p.max_seqlen_kv:
+        return None
+    return (f"is_causal with {p.max_seqlen_q} queries and {p.max_seqlen_kv} keys, needs as many", "")
+
+
+def _determinism(asked: CheckInput) -> tuple[str, str] | None:
+    return ("torch's deterministic algorithms are on", "") if asked.held.deterministic else None
+
+
+def _dtype_among(*allowed: str) -> Callable[[CheckInput], tuple[str, str] | None]:
+    def refused(asked: CheckInput) -> tuple[str, str] | None:
+        dtype = asked.p.dtype
+        return None if dtype in allowed else (f"dtype is {dtype}, needs {', '.join(allowed)}", "")
+
+    return refused
+
+
+_SYCL = re.compile(r"pvc|ponte|\bmax 1\d\d\d|bmg|battlemage|\bb(50|60|70|570|580)\b|^xpu$|^$")
+
+
+def _other_intel_gpu(asked: CheckInput) -> tuple[str, str] | None:
+    """Ponte Vecchio and Battlemage, in builds for Linux (pytorch#167057); a GPU without a name may be one."""
+    if asked.env.platform != "linux":
+        return (f"the platform is {asked.env.platform}, compiled for linux", "")
+    if _SYCL.search(asked.env.device.name.casefold()):
+        return None
+    return (f"the GPU is {asked.env.device.name}, needs a Ponte Vecchio or a Battlemage", "")
+
+
 # Kernels, and their checks in the chooser's order.
 
 _BATCHES = Check("check_batch_size_and_num_heads_dense", HEADER, own=_batches)
@@ -392,11 +458,40 @@ FLASH_ON_CPUS = (
     Check("check_tensor_dtype", HEADER, ("SDPA003", "SDPA732")),
 )
 
+_FOR_XPU = (
+    Check("check_for_dropout", HEADER, own=_dropout),
+    Check("check_tensor_shapes", HEADER, own=_rank),
+    Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups),
+    _BATCHES,
+    Check("check_nonzero_sequence_lengths_dense", HEADER, ("DEVICE002",)),
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_any_stride),
+)
+
+ONEDNN_ON_XPU = (
+    *_FOR_XPU,
+    *_MASK_SHAPE,
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride),
+    Check("check_head_dim_size_xpu", XPU, own=_onednn_head_dims),
+    Check("check_no_grad", XPU, own=_wants_gradient),
+    Check("check_tensor_dtype", HEADER, own=_dtype_among("fp32", "bf16", "fp16")),
+)
+
+FLASH_ON_XPU = (
+    Check("check_flash_attention_hardware_support", XPU_FLASH, own=_other_intel_gpu),
+    Check("check_for_attn_mask", HEADER, own=_any_mask),
+    *_FOR_XPU,
+    Check("check_flash_causal_non_square_seqlens", XPU_FLASH, own=_causal_of_other_lengths),
+    Check("check_flash_attention_datatype", XPU_FLASH, own=_dtype_among("bf16", "fp16")),
+    Check("check_flash_attention_head_dim_size", XPU_FLASH, own=_sycl_head_dims),
+    Check("check_flash_attention_deterministic", XPU_FLASH, own=_determinism),
+)
+
 _TURNED_OFF = {
     "flash": ("check_runtime_disabled_flash", HEADER),
     "mem_efficient": ("check_runtime_disabled_mem_efficient", HEADER),
     "cudnn": ("check_runtime_disabled_cudnn", CUDA),
     "math": ("select_sdp_backend", CUDA),
+    "overrideable": ("select_sdp_backend_xpu", XPU),
 }
 
 
@@ -420,6 +515,8 @@ def checked_codes(kernel: str, asked: CheckInput) -> frozenset[str]:
 
 
 def _of(kernel: str, asked: CheckInput) -> tuple[Check, ...]:
+    if asked.env.device.type == "xpu":
+        return {"overrideable": ONEDNN_ON_XPU, "flash": FLASH_ON_XPU}.get(kernel, ())
     if kernel == "flash":
         return FLASH_ON_GPUS if asked.gpu else FLASH_ON_CPUS
     return {"mem_efficient": EFFICIENT_ON_GPUS, "cudnn": CUDNN_CHECKS}.get(kernel, ())

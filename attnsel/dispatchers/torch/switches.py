@@ -167,15 +167,16 @@ def read(p: AttentionParams, env: Environment, release: Version, switches: Mappi
         for name in _KERNELS
         if switches.get(f"enable_{name}_sdp", "true") == "false"
     }
+    every = (*_KERNELS, "overrideable") if env.device.type == "xpu" else _KERNELS
     listed = _kernels(switches.get("sdpa_kernel"))
     if listed is not None:
         only = f"sdpa_kernel={switches['sdpa_kernel']}"
-        off = {name: off.get(name, only) for name in _KERNELS if name not in listed}
+        off = {name: off.get(name, only) for name in every if name not in listed}
     ordered = listed if switches.get("set_priority") == "true" and env.device.type != "cpu" else None
     stays = _PREFERRED if release < (2, 10) else _DEPRIORITIZED
     deterministic = switches.get("use_deterministic_algorithms")
     return Held(
-        priority=tuple(name for name in ordered or () if name in _KERNELS and release >= (2, 6)),
+        priority=tuple(name for name in ordered or () if name in every and release >= (2, 6)),
         enable_gqa=switches.get("enable_gqa", "true") == "true",
         impl=switches.get(_IMPL, env.torch_flash),
         deterministic=p.deterministic if deterministic is None else deterministic == "true",
