@@ -414,9 +414,8 @@ def long_masks_backward(p: AttentionParams, env: Environment) -> Violation | Non
 def long_masks(p: AttentionParams, env: Environment) -> Violation | None:
     """Before PyTorch 2.13 the efficient kernel misreads masks over 2**32 scores
 
-    Why: row times row length is a product of 32 bits, so that rows from 2**32 / s_kv on read an earlier row of
-    the mask: from 65537 x 65537 on. No error and no NaN. A mask that is one row for all queries, and a causal
-    flag, are right.
+    Why: row times row length is a product of 32 bits, so that rows from 2**32 / s_kv on read an earlier row:
+    from 65537 x 65537 on. No error, no NaN. One row for all queries, and a causal flag, are right.
     Fix: PyTorch 2.13, a causal flag in place of the mask, or triton.
     Source: pytorch#187225, pytorch#162588, pytorch#187227; kernel_forward.h in the wheels of 2.8.0 to 2.12.1
     ("query_start * p.bias_strideM" of uint32_t and int32_t) and of 2.13.0 (int64_t(query_start)).

@@ -377,10 +377,11 @@ def _grid_cell(selection: Selection, kernel: str | None) -> GridCell:
     theirs = selection.dispatched.chosen
     same = (None if theirs is None else theirs.candidate) == selection.backend
     taken = None if theirs is None else theirs.name
-    bugs = [bug.code for bug in selection.dispatched.known_bugs]
+    bugs = [bug.code or bug.text for bug in selection.dispatched.known_bugs]
     data = {**cell.data, "dispatched": taken, "same": same, **({"known_bugs": bugs} if bugs else {})}
     text = f"{taken or 'none'}{'!' if bugs else ''}{'' if same else ' ≠'}"
-    return GridCell(text, theirs is not None, tuple(bugs), data)
+    shown = tuple(bug.code for bug in selection.dispatched.known_bugs if bug.code)
+    return GridCell(text, theirs is not None, shown, data)
 
 
 def _grid_document(grid: Grid) -> Document:

@@ -71,7 +71,7 @@ def verdict(selection: SelectionView) -> str:
 def known_bug_words(bugs: Iterable[tuple[str, str]]) -> str:
     """What belongs into the first sentence about a kernel that runs although it has known bugs in this call:
     codes and titles."""
-    found = [f"{code}: {title}" for code, title in bugs]
+    found = [f"{code}: {title}" if code else title for code, title in bugs]
     if not found:
         return ""
     return f", with {'a known bug' if len(found) == 1 else 'known bugs'} here ({'; '.join(found)})"

@@ -212,7 +212,7 @@ def _offers(dispatch: Dispatch) -> Iterator[tuple[Item, Offer]]:
     """A kernel to a line, in the dispatcher's order."""
     for place, offer in enumerate(dispatch.offers, 1):
         mark = MARK["eligible" if offer.taken else "refused"]
-        bugs = ", ".join(bug.code for bug in dispatch.known_bugs)
+        bugs = ", ".join(bug.code or "wrong numbers" for bug in dispatch.known_bugs)
         taken = f"taken, with {bugs}" if bugs else "taken"
         status = taken if offer == dispatch.chosen else "would do" if offer.taken else ""
         same = offer.candidate if offer.candidate != offer.name else ""

@@ -22,8 +22,8 @@ _CUDNN_SECOND = (FLASH, CUDNN, EFFICIENT, MATH)
 _BEFORE_CUDNN = (FLASH, EFFICIENT, MATH)
 _TRUSTED = Version(9, 15, 0)  # cuDNN: 9.15.1 repairs lengths that 128 does not divide (pytorch#169849)
 
-# CUDA of the builds of 2.9.0 and 2.9.1: compiled with cuDNN 9.8.0.87, or with 9.10.2.21 (12.6, 12.9) and 9.13.0.50
-# (13.0). Source: .ci/docker/common/install_cuda.sh at v2.9.0; 90800 in libtorch_cuda.so of PyPI's, which is for 12.8.
+# CUDA of the builds of 2.9, which are compiled with cuDNN 9.8.0.87 (PyPI's), or with 9.10.2.21 (12.6, 12.9)
+# and 9.13.0.50 (13.0): .ci/docker/common/install_cuda.sh at v2.9.0; 90800 in libtorch_cuda.so of PyPI's.
 _COMPILED_WITH_9_8 = ((12, 8),)
 _COMPILED_WITH_NEWER = ((12, 6), (12, 9), (13, 0))
 
@@ -74,16 +74,20 @@ def sdpa_order(env: Environment, torch: Version, cudnn_first: bool = True) -> Sd
 
 
 def _on_xpu(torch: Version) -> SdpaOrder:
-    """oneDNN's kernel came with 2.7 (pytorch#147614); FlashAttention by SYCL-TLA with 2.10 (pytorch#167057, and
-    transformers/xpu/sdp_utils.h in the wheels since 2.10.0): before, asking for flash gave oneDNN's.
+    """oneDNN's kernel came with 2.7 (pytorch#147614), FlashAttention by SYCL-TLA with 2.10 (pytorch#167057).
 
-    Read in mkldnn/xpu/Attention.cpp of pytorch's main (commit 0067c6fa, of about 2.9) and of a fork of it at
-    about 2.14; no wheel for XPU was.
+    Read in pytorch's main at about 2.9 (commit 0067c6fa), in a fork at about 2.14, in transformers/xpu/
+    sdp_utils.cpp at a048055e, and in the wheels: transformers/xpu/sdp_utils.h is there from 2.10 on.
     """
-    where, forks = "priority_order, mkldnn/xpu/Attention.cpp", "no wheel for XPU was read: pytorch's main and forks"
+    where, forks = (
+        "priority_order, mkldnn/xpu/Attention.cpp",
+        "that wheels for XPU are as pytorch's main and forks, which were read",
+    )
     if torch < (2, 7):
         return SdpaOrder((MATH,), where, inferred="that builds for XPU before 2.7 have no kernel of oneDNN")
-    return SdpaOrder((ONEDNN, SYCL_FLASH, MATH) if torch >= (2, 10) else (ONEDNN, MATH), where, inferred=forks)
+    return SdpaOrder(
+        (ONEDNN, SYCL_FLASH, MATH) if torch >= (2, 10) else (ONEDNN, MATH), where, inferred=forks
+    )
 
 
 def _by_cudnn(env: Environment, torch: Version, allowed: bool) -> SdpaOrder:
@@ -94,7 +98,9 @@ def _by_cudnn(env: Environment, torch: Version, allowed: bool) -> SdpaOrder:
         variable = "TORCH_CUDNN_SDPA_PREFERRED=0"
         right = env.arch in (90, 100) and env.cuda is not None and env.cuda[:2] not in _COMPILED_WITH_9_8
         if right and env.cuda is not None and env.cuda[:2] not in _COMPILED_WITH_NEWER:
-            inferred = "that a build for this CUDA, which is in no index, was compiled with cuDNN 9.9 or newer"
+            inferred = (
+                "that a build for this CUDA, which is in no index, was compiled with cuDNN 9.9 or newer"
+            )
     else:
         variable = "TORCH_CUDNN_SDPA_DEPRIORITIZED=1"
         major, minor = divmod(env.arch or 0, 10)

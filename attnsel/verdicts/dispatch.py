@@ -71,7 +71,8 @@ class Dispatch(NamedTuple):
     ``chosen``: the one that it takes; None where it raises, and then ``error`` is what it says.
     ``switches``: those that hold, as (name, value). ``order_source``: where the order is written.
     ``notes``: what else a reader has to know. ``known_bugs``: of the chosen one in this very call, each with
-    the title of its page: a wrong result, NaN or a crash that was reported.
+    the title of its page: a wrong result, NaN or a crash. One without a code is the library's own doing: what
+    it leaves out of the call without a word.
     """
 
     dispatcher: DispatcherName

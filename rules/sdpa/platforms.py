@@ -204,7 +204,7 @@ def no_flash_on_windows(p: AttentionParams, env: Environment) -> None:
     """
 
 
-# ---- What F.sdpa has of its own on Apple's GPUs: Metal kernels that its math choice goes to without a gradient.
+# ---- What F.sdpa has of its own on Apple's GPUs: Metal kernels that its math goes to without a gradient.
 # attnsel's sdpa.math calls another op, which has none of these bugs: they are remarks, and stand in the first
 # sentence of what F.sdpa or transformers would run.
 
@@ -276,7 +276,7 @@ def other_value_width_on_metal(p: AttentionParams, env: Environment) -> Advice |
 def batches_on_metal(p: AttentionParams, env: Environment) -> Advice | None:
     """On Apple's GPUs F.sdpa before 2.12 mixes up sequences of transposed tensors
 
-    Why: its kernels for few queries step from sequence to sequence as if tensors were contiguous [b, h, s, d];
+    Why: its kernels for few queries step from sequence to sequence as in contiguous tensors [b, h, s, d];
     those that a model transposes from [b, s, h, d] are not.
     Fix: PyTorch 2.12, or .contiguous() after the transpose.
     Source: pytorch#181133, pytorch#181151; pytorch#163597 (2.8.0), pytorch#170837.
@@ -299,8 +299,8 @@ _OF_A_BATCH = {"attn_mask_type": "arbitrary", "max_seqlen_kv": 512, "qkv_layout"
 def masks_of_a_batch_on_metal(p: AttentionParams, env: Environment) -> Advice | None:
     """On Apple's GPUs F.sdpa before 2.13 gives all sequences the first one's mask
 
-    Why: its kernels for few queries count heads of all sequences alike, and step by heads alone through a mask
-    that has one for all heads.
+    Why: its kernels for few queries count heads of all sequences alike, and step by heads alone through a
+    mask that has one for all heads.
     Fix: PyTorch 2.13, or a mask expanded and copied to every head.
     Source: pytorch#184180 (mask [2, 1, 8, 8]).
     """

@@ -99,7 +99,9 @@ def cases() -> list[Case]:
             cuda = 128 if cudnn < 91500 else 130
             made += [Case(arch=arch, cudnn=cudnn, cuda=cuda, **edge) for edge in shapes]
         made += [Case(arch=arch, cuda=cuda) for cuda in (126, 129, 130)]
-    made += [Case(arch=arch, impl="FA4", **edge) for arch in (80, 90, 100, 120) for edge in EDGES if _wide(edge)]
+    made += [
+        Case(arch=arch, impl="FA4", **edge) for arch in (80, 90, 100, 120) for edge in EDGES if _wide(edge)
+    ]
     return made
 
 
@@ -143,7 +145,9 @@ ROWS = (
     Row((2, 15, 0), _END, Case(s_kv=448, grad=True, **_OWN), "flash", "2.15.0 sdp_utils.cpp:770"),
     Row((2, 10, 0), (2, 15, 0), Case(s_kv=448, grad=True, **_OWN), "cudnn", "2.15.0 sdp_utils.cpp:770"),
     Row((2, 15, 0), _END, Case(s_kv=448, **_OWN), "cudnn", "2.15.0 sdp_utils.cpp:770: a gradient"),
-    Row((2, 15, 0), _END, Case(arch=80, b=65536, s_q=16, s_kv=16), "mem_efficient", "2.15.0 sdp_utils.cpp:717"),
+    Row(
+        (2, 15, 0), _END, Case(arch=80, b=65536, s_q=16, s_kv=16), "mem_efficient", "2.15.0 sdp_utils.cpp:717"
+    ),
     Row((2, 15, 0), _END, Case(arch=80, impl="FA4"), "mem_efficient", "2.15.0 sdp_utils.cpp:209"),
     Row((2, 15, 0), _END, Case(d=192, e=128, impl="FA4"), "flash", "2.15.0 sdp_utils.cpp:234"),
     Row((2, 15, 0), _END, Case(arch=100, d=256, e=256, impl="FA4"), "flash", "2.15.0 sdp_utils.cpp:249"),

@@ -244,76 +244,16 @@ def _half_filled_tile(asked: CheckInput) -> tuple[str, str] | None:
         return None
     if cudnn is None or cudnn >= (9, 26):
         return None
-    return (f"max_seqlen_kv is {p.max_seqlen_kv}, 64 more than a multiple of 128, and cuDNN is {cudnn}", "BUG006")
+    return (
+        f"max_seqlen_kv is {p.max_seqlen_kv}, 64 more than a multiple of 128, and cuDNN is {cudnn}",
+        "BUG006",
+    )
 
 
 def _wants_whole_vectors(asked: CheckInput) -> bool:
     """minimum_gemm_alignment: 1 without tensor cores."""
     half = asked.p.dtype in _HALF
     return asked.env.device.type == "rocm" or asked.arch >= 80 or (half and asked.arch >= 70)
-
-
-# What the chooser for Intel's GPUs says: attnsel has no candidate, and so no rule, for its kernels.
-
-
-def _dropout(asked: CheckInput) -> tuple[str, str] | None:
-    return (f"attention_dropout is {asked.p.attention_dropout:g}, needs 0", "") if asked.p.dropout else None
-
-
-def _rank(asked: CheckInput) -> tuple[str, str] | None:
-    rank = asked.p.tensors.rank
-    if rank == 4 or (rank == 3 and asked.release >= (2, 14)):
-        return None
-    return (f"q, k and v have {rank} dimensions, needs 4", "SDPA017")
-
-
-def _any_mask(asked: CheckInput) -> tuple[str, str] | None:
-    return ("there is an attn_mask, which this kernel has no argument for", "") if asked.mask else None
-
-
-def _onednn_head_dims(asked: CheckInput) -> tuple[str, str] | None:
-    width = max(asked.p.head_dim_qk, asked.p.head_dim_v)
-    return (f"head_dim is {width}, needs at most 576", "") if width > 576 else None
-
-
-def _sycl_head_dims(asked: CheckInput) -> tuple[str, str] | None:
-    d, e = asked.p.head_dim_qk, asked.p.head_dim_v
-    return None if d == e <= 192 else (f"head_dim_qk and head_dim_v are {d} and {e}, need one up to 192", "")
-
-
-def _wants_gradient(asked: CheckInput) -> tuple[str, str] | None:
-    return ("q, k or v require a gradient, which oneDNN's kernel has not", "") if asked.p.is_training else None
-
-
-def _causal_of_other_lengths(asked: CheckInput) -> tuple[str, str] | None:
-    p = asked.p
-    if not p.causal or p.max_seqlen_q == p.max_seqlen_kv:
-        return None
-    return (f"is_causal with {p.max_seqlen_q} queries and {p.max_seqlen_kv} keys, needs as many", "")
-
-
-def _determinism(asked: CheckInput) -> tuple[str, str] | None:
-    return ("torch's deterministic algorithms are on", "") if asked.held.deterministic else None
-
-
-def _dtype_among(*allowed: str) -> Callable[[CheckInput], tuple[str, str] | None]:
-    def refused(asked: CheckInput) -> tuple[str, str] | None:
-        dtype = asked.p.dtype
-        return None if dtype in allowed else (f"dtype is {dtype}, needs {', '.join(allowed)}", "")
-
-    return refused
-
-
-_SYCL = re.compile(r"pvc|ponte|\bmax 1\d\d\d|bmg|battlemage|\bb(50|60|70|570|580)\b|^xpu$|^$")
-
-
-def _other_intel_gpu(asked: CheckInput) -> tuple[str, str] | None:
-    """Ponte Vecchio and Battlemage, in builds for Linux (pytorch#167057); a GPU without a name may be one."""
-    if asked.env.platform != "linux":
-        return (f"the platform is {asked.env.platform}, compiled for linux", "")
-    if _SYCL.search(asked.env.device.name.casefold()):
-        return None
-    return (f"the GPU is {asked.env.device.name}, needs a Ponte Vecchio or a Battlemage", "")
 
 
 # Kernels, and their checks in the chooser's order.
@@ -458,33 +398,46 @@ FLASH_ON_CPUS = (
     Check("check_tensor_dtype", HEADER, ("SDPA003", "SDPA732")),
 )
 
-_FOR_XPU = (
-    Check("check_for_dropout", HEADER, own=_dropout),
-    Check("check_tensor_shapes", HEADER, own=_rank),
+FOR_XPU = (
     Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups),
     _BATCHES,
-    Check("check_nonzero_sequence_lengths_dense", HEADER, ("DEVICE002",)),
+    _EMPTY,
     Check("check_last_dim_stride_equals_1_dense", HEADER, own=_any_stride),
 )
+FOR_ONEDNN = (*_MASK_SHAPE, Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride))
+_SYCL = re.compile(r"pvc|ponte|\bmax 1\d\d\d|bmg|battlemage|\bb(50|60|70|570|580)\b|^xpu$|^$")
+"""Ponte Vecchio and Battlemage (pytorch#167057); a GPU without a name may be one."""
 
-ONEDNN_ON_XPU = (
-    *_FOR_XPU,
-    *_MASK_SHAPE,
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride),
-    Check("check_head_dim_size_xpu", XPU, own=_onednn_head_dims),
-    Check("check_no_grad", XPU, own=_wants_gradient),
-    Check("check_tensor_dtype", HEADER, own=_dtype_among("fp32", "bf16", "fp16")),
-)
 
-FLASH_ON_XPU = (
-    Check("check_flash_attention_hardware_support", XPU_FLASH, own=_other_intel_gpu),
-    Check("check_for_attn_mask", HEADER, own=_any_mask),
-    *_FOR_XPU,
-    Check("check_flash_causal_non_square_seqlens", XPU_FLASH, own=_causal_of_other_lengths),
-    Check("check_flash_attention_datatype", XPU_FLASH, own=_dtype_among("bf16", "fp16")),
-    Check("check_flash_attention_head_dim_size", XPU_FLASH, own=_sycl_head_dims),
-    Check("check_flash_attention_deterministic", XPU_FLASH, own=_determinism),
-)
+def _on_xpu(kernel: str, asked: CheckInput) -> list[Objection]:
+    """What Intel's choosers have against their kernels beside the shared checks; attnsel has no rule for these."""
+    p, device, rank = asked.p, asked.env.device.name or "xpu", asked.p.tensors.rank
+    d, e = p.head_dim_qk, p.head_dim_v
+    dims, dtype = f"head_dim_qk and head_dim_v are {d} and {e}, needs", f"dtype is {p.dtype}, needs"
+    near = asked.env.platform == "linux" and bool(_SYCL.search(device.casefold()))
+    square = not p.causal or p.max_seqlen_q == p.max_seqlen_kv
+    said: tuple[tuple[str, bool, str], ...] = (
+        ("check_for_dropout", not p.dropout, f"attention_dropout is {p.attention_dropout:g}"),
+        ("check_tensor_shapes", rank == 4 or (rank == 3 and asked.release >= (2, 14)), f"{rank} dimensions"),
+    )
+    if kernel == "overrideable":
+        said += (
+            ("check_head_dim_size_xpu", max(d, e) <= 576, f"{dims} at most 576"),
+            ("check_no_grad", not p.is_training, "q, k or v require a gradient"),
+            ("check_tensor_dtype", p.dtype in ("fp32", *_HALF), f"{dtype} fp32, bf16 or fp16"),
+        )
+    else:
+        said += (
+            ("check_flash_attention_hardware_support", near, f"the GPU is {device} on {asked.env.platform}"),
+            ("check_for_attn_mask", asked.mask is None, "there is an attn_mask"),
+            ("check_flash_causal_non_square_seqlens", square, "is_causal over other lengths"),
+            ("check_flash_attention_datatype", p.dtype in _HALF, f"{dtype} bf16 or fp16"),
+            ("check_flash_attention_head_dim_size", d == e <= 192, f"{dims} one of at most 192"),
+            ("check_flash_attention_deterministic", not asked.held.deterministic, "deterministic algorithms"),
+        )
+    file = XPU if kernel == "overrideable" else XPU_FLASH
+    return [Objection(Check(name, file), text) for name, holds, text in said if not holds]
+
 
 _TURNED_OFF = {
     "flash": ("check_runtime_disabled_flash", HEADER),
@@ -503,6 +456,8 @@ def objections(kernel: str, asked: CheckInput, found: Mapping[str, Reason]) -> l
     made: list[Objection] = []
     if kernel in asked.held.off:
         made.append(Objection(Check(*_TURNED_OFF[kernel]), "turned off", silent=kernel == "math"))
+    if asked.env.device.type == "xpu" and kernel != "math":
+        made += _on_xpu(kernel, asked)
     for check in _of(kernel, asked):
         if check.holds_for(asked):
             made += check.objections(asked, found)
@@ -516,7 +471,7 @@ def checked_codes(kernel: str, asked: CheckInput) -> frozenset[str]:
 
 def _of(kernel: str, asked: CheckInput) -> tuple[Check, ...]:
     if asked.env.device.type == "xpu":
-        return {"overrideable": ONEDNN_ON_XPU, "flash": FLASH_ON_XPU}.get(kernel, ())
+        return {"overrideable": (*FOR_XPU, *FOR_ONEDNN), "flash": FOR_XPU}.get(kernel, ())
     if kernel == "flash":
         return FLASH_ON_GPUS if asked.gpu else FLASH_ON_CPUS
     return {"mem_efficient": EFFICIENT_ON_GPUS, "cudnn": CUDNN_CHECKS}.get(kernel, ())

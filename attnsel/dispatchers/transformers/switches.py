@@ -11,6 +11,7 @@ from attnsel.environment import Environment
 from attnsel.environment.installed import installed_version
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams
 from attnsel.verdicts.dispatch import Switch
 
 # ---- The releases of transformers that were read, and the lines that its statements come from ----------
@@ -21,13 +22,13 @@ from attnsel.verdicts.dispatch import Switch
 _READ = (
     "4.48.3", "4.50.3", "4.51.3", "4.53.3", "4.54.1", "4.55.4", "4.56.2", "4.57.6", "5.0.0", "5.1.0", "5.2.0",
     "5.3.0", "5.4.0", "5.6.2", "5.8.1", "5.10.4", "5.12.1", "5.13.1", "5.14.1", "5.16.1", "5.18.0", "5.20.2",
-    "5.21.1", "5.22.2", "5.23.0",
+    "5.21.1", "5.22.2", "5.23.0", "5.24.0",
 )  # fmt: skip
 READ = tuple(map(Version.parse, _READ))
 NEWEST = READ[-1]
 
 # Of src/transformers; the releases are 4.48.3, 4.53.3, 4.57.6, 5.0.0 and 5.23.0.
-_COLUMNS = (READ[0], READ[3], READ[7], READ[8], READ[-1])
+_COLUMNS = (READ[0], READ[3], READ[7], READ[8], READ[-2])
 _MODELING, _SDPA, _MASKS = "modeling_utils.py", "integrations/sdpa_attention.py", "masking_utils.py"
 _FLASH, _FLEX, _IMPORTS = (
     "modeling_flash_attention_utils.py",
@@ -96,6 +97,12 @@ SWITCHES = (
     Switch(
         "_supports_flex_attn", _BOOL, "what the model's class says", "PreTrainedModel._supports_flex_attn"
     ),
+    Switch(
+        "_compatible_flash_implementations",
+        (),
+        "what the model's class says, with commas (transformers 5.3)",
+        "PreTrainedModel._compatible_flash_implementations",
+    ),
     Switch("output_attentions", _BOOL, "the weights of attention are asked for", "configuration_utils.py"),
     Switch("torch_compile", _BOOL, "the model runs in a compiled graph", "torch.compile"),
     Switch(
@@ -116,6 +123,19 @@ _HUB = {
     "flash_attention_4": "kernels-community/flash-attn4",
 }
 """modeling_flash_attention_utils.py, lines 66 to 74, 5.23.0; modeling_utils.py, lines 163 and 164, 5.0.0."""
+_VLLM_3, _AITER, _METAL = (
+    f"kernels-community/{name}" for name in ("vllm-flash-attn3", "aiter-flash-attn", "metal-flash-sdpa")
+)
+_WITH_SINKS = (
+    (Version(5, 3), (_VLLM_3,)),
+    (Version(5, 4), (_VLLM_3, "flash_attention_4")),
+    (Version(5, 18), (_VLLM_3, "flash_attention_4", _METAL, _AITER)),
+)
+"""_compatible_flash_implementations of gpt-oss, since which release (models/gpt_oss/modeling_gpt_oss.py)."""
+_DEVICES = {_VLLM_3: ("cuda",), _AITER: ("rocm",), _METAL: ("mps",), _HUB["flash_attention_4"]: ("cuda",)} | {
+    _HUB["flash_attention_2"]: ("cuda", "xpu")
+}
+"""FLASH_ATTN_KERNEL_DEVICES, modeling_flash_attention_utils.py, lines 87 to 94, 5.24.0; since 5.18."""
 _HUB_4 = "kernels-community/flash-attn"  # modeling_utils.py, line 2784, 4.56.2, and line 2662, 4.57.6
 
 
@@ -134,11 +154,29 @@ class Switches(NamedTuple):
     compiled: bool
     all_kernels: bool
     force_gqa: bool
+    compatible: tuple[str, ...]  # flash implementations that the model's class names, () where it names none
 
-    def hub_fallback(self, name: str) -> str:
+    def replaced(self, name: str, device: str) -> str:
+        """What a model that names its flash implementations runs in place of another: the first that is built
+        for the device.
+
+        Source: _check_and_adjust_attn_implementation, modeling_utils.py, lines 1816 to 1831 of 5.3.0 and 1752
+        to 1773 of 5.24.0.
+        """
+        wants_flash = "flash" in name and not name.startswith("flex")
+        if not self.compatible or name in self.compatible or not wants_flash or self.release < (5, 3):
+            return name
+        if self.release < (5, 18):
+            return self.compatible[0]
+        built = (one for one in self.compatible if device in _DEVICES.get(_HUB.get(one, one), (device,)))
+        return next(built, self.compatible[0])
+
+    def hub_fallback(self, name: str, device: str) -> str:
         """The Hub's kernel that transformers takes where the package is missing; "" for none."""
         if name not in _HUB or self.release < (4, 56):
             return ""
+        if device == "rocm" and name != "flash_attention_4" and self.release >= (5, 13):
+            return _AITER
         if self.release >= (5,):
             return _HUB[name]
         return _HUB_4 if name == "flash_attention_2" else _HUB[name]
@@ -160,8 +198,12 @@ def held(env: Environment) -> dict[str, str]:
     return made
 
 
-def read_switches(switches: Mapping[str, str]) -> Switches:
-    """Raises InvalidInput for a release or a name that cannot be one."""
+def read_switches(switches: Mapping[str, str], p: AttentionParams) -> Switches:
+    """What is not said of the model's class is as classes of such questions have it: those with sinks, and
+    from 5.21 on those with a soft cap, say _supports_sdpa = False; none with ALiBi has flex_attention.
+
+    Raises InvalidInput for a release or a name that cannot be one.
+    """
 
     def flag(name: str, otherwise: bool) -> bool:
         return switches[name] == "true" if name in switches else otherwise
@@ -173,19 +215,24 @@ def read_switches(switches: Mapping[str, str]) -> Switches:
     if text and not name:
         raise InvalidInput("attn_implementation", text, "must name an implementation")
     models = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
+    sinks = p.softmax_type != "vanilla"
+    compatible = switches.get("_compatible_flash_implementations")
+    if compatible is None and sinks:
+        compatible = ",".join(next((names for since, names in reversed(_WITH_SINKS) if release >= since), ()))
     return Switches(
         implementation=name or None,
         release=release,
         assumed_release="transformers" not in switches,
         kernels=flag("kernels", False),
-        sdpa=flag(models[0], True),
+        sdpa=flag(models[0], not sinks and not (p.softcap and release >= (5, 21))),
         flash=flag(models[1], True),
-        flex=flag(models[2], True),
+        flex=flag(models[2], p.core_attention_bias_type != "alibi"),
         model_flags_set=any(model in switches for model in models),
         output_attentions=flag("output_attentions", False),
         compiled=flag("torch_compile", False),
         all_kernels=flag("allow_all_kernels", False),
         force_gqa=switches.get(_FORCE_GQA) == "1",
+        compatible=tuple(one.strip() for one in (compatible or "").split(",") if one.strip()),
     )
 
 

@@ -37,7 +37,7 @@ def test_the_call_of_f_sdpa_is_what_the_installed_release_makes(monkeypatch):
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
     pick = random.Random(1)
-    asked = read_switches({"transformers": transformers.__version__})
+    asked = read_switches({"transformers": transformers.__version__}, AttentionParams())
     for _ in range(100):
         rows, past = pick.choice([1, 2, 7]), pick.choice([0, 0, 5])
         keys, groups, window = rows + past, pick.choice([1, 2, 4]), pick.choice([None, None, 3])
