@@ -14,7 +14,7 @@ from typing import NamedTuple
 Release = tuple[int, int, int]
 RELEASES: tuple[Release, ...] = (
     *((2, 2, 2), (2, 3, 1), (2, 4, 0), (2, 5, 0), (2, 5, 1), (2, 6, 0), (2, 7, 1), (2, 8, 0), (2, 9, 1)),
-    *((2, 10, 0), (2, 11, 0), (2, 12, 0), (2, 13, 0), (2, 14, 1)),
+    *((2, 10, 0), (2, 11, 0), (2, 12, 0), (2, 13, 0), (2, 14, 1), (2, 15, 0)),
 )
 
 # sdp_utils.cpp, line of the warning: flash's head_dim, mem-efficient's, flash's GPUs, mem-efficient's GPUs,

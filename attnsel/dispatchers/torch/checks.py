@@ -410,7 +410,7 @@ _SYCL = re.compile(r"pvc|ponte|\bmax 1\d\d\d|bmg|battlemage|\bb(50|60|70|570|580
 
 
 def _on_xpu(kernel: str, asked: CheckInput) -> list[Objection]:
-    """What Intel's choosers have against their kernels beside the shared checks; attnsel has no rule for these."""
+    """What Intel's choosers have against their kernels beside the shared checks; no rule is about these."""
     p, device, rank = asked.p, asked.env.device.name or "xpu", asked.p.tensors.rank
     d, e = p.head_dim_qk, p.head_dim_v
     dims, dtype = f"head_dim_qk and head_dim_v are {d} and {e}, needs", f"dtype is {p.dtype}, needs"
