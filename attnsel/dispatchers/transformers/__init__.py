@@ -30,7 +30,7 @@ __all__ = ["SWITCHES", "dispatch", "held"]
 def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) -> Dispatch:
     """Raises InvalidInput for a value that cannot be read."""
     asked = read_switches(switches, p)
-    order = _resolution(asked, env.device.type)
+    order = _resolution(asked, env)
     tried = [attempt(name, p, env, asked) for name in order]
     named = [name for name, since in NAMES.items() if asked.release >= since]
     others = [attempt(name, p, env, asked) for name in named if name not in order]
@@ -53,15 +53,15 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     )
 
 
-def _resolution(asked: Switches, device: str) -> tuple[str, ...]:
+def _resolution(asked: Switches, env: Environment) -> tuple[str, ...]:
     """The implementations that transformers tries by itself, in its order."""
     if asked.implementation is None:
         return ("sdpa", "eager")
+    device = env.device.type
     name = asked.replaced(asked.implementation, device)
-    hub = asked.hub_fallback(name, device)
-    if hub and asked.kernels:
-        return (name, hub)
-    return (name,)
+    other = device in ("cuda", "rocm") and not (env.flash_attn is env.flash_attn_3 is None)
+    hub = asked.hub_fallback(name, device, other)
+    return (name, hub) if hub else (name,)
 
 
 def _first_that_runs(tried: list[Attempt]) -> tuple[Attempt | None, str]:

@@ -30,7 +30,7 @@ class SdpaCall(NamedTuple):
 
 def sdpa_call(p: AttentionParams, env: Environment, asked: Switches) -> SdpaCall:
     """Source: sdpa_attention_forward and sdpa_mask (see ``releases``)."""
-    masked, why = _mask(p, asked)
+    masked, why = _mask(p, env, asked)
     causal = p.causal and not masked and p.max_seqlen_q > 1
     notes = [f"{why} [{source('mask', asked.release)}]"] if why else []
     changes, heads, note = _heads(p, env, asked, masked)
@@ -55,7 +55,7 @@ def sdpa_call(p: AttentionParams, env: Environment, asked: Switches) -> SdpaCall
     return SdpaCall(_derived(p, {**kind, **changes}), text, tuple(notes))
 
 
-def _mask(p: AttentionParams, asked: Switches) -> tuple[bool, str]:
+def _mask(p: AttentionParams, env: Environment, asked: Switches) -> tuple[bool, str]:
     """Whether a mask is made, and why, or why not where one might be expected."""
     if p.attn_mask_type == "arbitrary":
         return True, "the model's own mask is passed on"
@@ -70,7 +70,8 @@ def _mask(p: AttentionParams, asked: Switches) -> tuple[bool, str]:
     left, right = p.window_size
     if p.windowed and not 0 <= p.max_seqlen_kv <= left and (left, right) not in ((-1, -1), (-1, 0)):
         return True, f"the window ({left}, {right}) becomes a mask of s_q * s_kv elements"
-    if p.causal and p.max_seqlen_q not in (1, p.max_seqlen_kv) and p.bottom_right:
+    on_xpu = env.device.type == "xpu" and (4, 55) <= asked.release < (5,)  # _ignore_causal_mask_sdpa
+    if p.causal and p.max_seqlen_q not in (1, p.max_seqlen_kv) and p.bottom_right and not on_xpu:
         return True, "rows that begin after the first key (a chunk with a cache) need a mask"
     if asked.compiled and asked.release >= (4, 53) and p.causal:
         return True, "a compiled graph cannot read whether there is padding, so that the mask is made"

@@ -171,15 +171,19 @@ class Switches(NamedTuple):
         built = (one for one in self.compatible if device in _DEVICES.get(_HUB.get(one, one), (device,)))
         return next(built, self.compatible[0])
 
-    def hub_fallback(self, name: str, device: str) -> str:
-        """The Hub's kernel that transformers takes where the package is missing; "" for none."""
-        if name not in _HUB or self.release < (4, 56):
+    def hub_fallback(self, name: str, device: str, other: bool) -> str:
+        """The Hub's kernel that transformers takes where the package is missing; "" for none. ``other``:
+        FlashAttention 2 or 3 is there, which before 5.4 is enough to look no further."""
+        if name not in _HUB or self.release < (4, 56) or not (self.kernels and self.flash):
             return ""
-        if device == "rocm" and name != "flash_attention_4" and self.release >= (5, 13):
+        if self.release < (5, 4) and (other or (name == "flash_attention_4" and self.release >= (5,))):
+            return ""
+        aiter = {"flash_attention_2": Version(5, 20), "flash_attention_3": Version(5, 13)}.get(name)
+        if device == "rocm" and aiter is not None and self.release >= aiter:
             return _AITER
         if self.release >= (5,):
             return _HUB[name]
-        return _HUB_4 if name == "flash_attention_2" else _HUB[name]
+        return _HUB_4 if name == "flash_attention_2" else _VLLM_3
 
 
 def is_hub(name: str) -> bool:
