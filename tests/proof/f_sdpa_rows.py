@@ -242,7 +242,7 @@ ROWS = (
         "mem_efficient",
         "2.14.1 sdp_utils.cpp:772",
     ),
-    Row((2, 13, 0), _END, Case(b=65536, s_q=16, s_kv=16, **_OWN), "flash", "2.13.0 sdp_utils.cpp:605"),
+    Row((2, 13, 0), (2, 15, 0), Case(b=65536, s_q=16, s_kv=16, **_OWN), "flash", "2.13.0 …:605"),
     Row((2, 13, 0), _END, Case(arch=80, offset=2, mask=FULL), "math", "2.13.0 sdp_utils.cpp:356"),
     Row(
         _ALL,

@@ -2,16 +2,15 @@
 
     TRANSFORMERS_FOR_TESTS=/folder python tests/proof/transformers_function.py --random 1000 --seed 7
 
-The folder holds wheels that were unpacked, each in a folder of its version (v5.24.0/transformers/...). Nothing of
-transformers is imported: its functions are taken out of the files, and what they ask of the machine is answered
-here. Taken: integrations/sdpa_attention.py and masking_utils.py whole; of PreTrainedModel in modeling_utils.py all
-that decides about a name; FLASH_ATTENTION_COMPATIBILITY_MATRIX and its neighbours. Answered: which packages, which
-GPU, which torch; and a kernel of the Hub is there where ``kernels`` is.
+The folder holds unpacked wheels, each in a folder of its version (v5.24.0/transformers/...). Nothing of
+transformers is imported: its functions are taken out of the files, and what they ask of the machine is
+answered here. Taken: integrations/sdpa_attention.py and masking_utils.py whole; of PreTrainedModel in
+modeling_utils.py all that decides about a name; FLASH_ATTENTION_COMPATIBILITY_MATRIX and its neighbours.
+Answered: which packages, which GPU, which torch; a kernel of the Hub is there where ``kernels`` is, and has
+builds for CUDA, ROCm and XPU.
 """
 
 from __future__ import annotations
-
-import __future__
 
 import ast
 import functools
@@ -116,23 +115,30 @@ def _stubs(root: Path, machine: Machine) -> dict[str, Any]:
         "PACKAGE_DISTRIBUTION_MAPPING": packages,
         "is_flash_attn_2_available": lambda: has(2), "is_flash_attn_3_available": lambda: has(3),
         "is_flash_attn_4_available": lambda: has(4),
-        "is_flash_attn_greater_or_equal": lambda text: version.parse(flash.get(2, "0")) >= version.parse(text),
-        "is_torch_cuda_available": lambda: gpu, "is_torch_xpu_available": lambda *_, **__: machine.device == "xpu",
-        "is_torch_mps_available": lambda *_: machine.device == "mps", "is_torch_npu_available": lambda *_: False,
+        "is_flash_attn_greater_or_equal": lambda low: version.parse(flash.get(2, "0")) >= version.parse(low),
+        "is_torch_cuda_available": lambda: gpu,
+        "is_torch_xpu_available": lambda *_, **__: machine.device == "xpu",
+        "is_torch_mps_available": lambda *_: machine.device == "mps",
+        "is_torch_npu_available": lambda *_: False,
         "is_torch_mlu_available": lambda: False, "is_torch_musa_available": lambda: False,
         "is_rocm_platform": lambda: machine.device == "rocm", "get_device_type": lambda: machine.device,
         "is_kernels_available": lambda *_: machine.kernels,
         "is_torch_flex_attn_available": lambda: machine.torch >= (2, 5),
         "is_torch_greater_or_equal": lambda text, **_: newer >= version.parse(text),
-        "is_torchdynamo_compiling": lambda: False, "is_torchdynamo_exporting": lambda: False, "is_tracing": lambda *_: False,
+        "is_torchdynamo_compiling": lambda: False, "is_torchdynamo_exporting": lambda: False,
+        "is_tracing": lambda *_: False,
         "load_and_register_kernel": lazily, "lazy_import_flash_attention": lazily,
         "lazy_import_paged_flash_attention": lazily,
+        "PagedAttentionCache": type("PagedAttentionCache", (), {}),
         "deprecate_kwarg": lambda *_, **__: lambda function: function,
         "Callable": Any, "Optional": Any, "PreTrainedConfig": Any, "PretrainedConfig": Any, "Union": Any,
     }  # fmt: skip
 
 
-_OF_A_NAME = re.compile(r"_flash_attn\w*can_dispatch|_flash_attn_import_error|_(sdpa|flex_attn)_can_dispatch|get_correct_attn_implementation|_check_and_adjust_attn_implementation")  # fmt: skip
+_OF_A_NAME = re.compile(
+    r"_flash_attn\w*can_dispatch|_flash_attn_import_error|_(sdpa|flex_attn)_can_dispatch"
+    r"|get_correct_attn_implementation|_check_and_adjust_attn_implementation"
+)
 _TABLES = re.compile(r"FLASH_ATTN_KERNEL_(FALLBACK|DEVICES)|FLASH_ATTENTION_COMPATIBILITY_MATRIX")
 
 
@@ -156,8 +162,8 @@ def _code(root: Path) -> tuple[Any, Any, list[str]]:
     names = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "AttentionInterface")
     mapping = next(n.value for n in names.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Dict))
     keys = [key.value for key in mapping.keys if isinstance(key, ast.Constant)]
-    flags = __future__.annotations.compiler_flag
-    compiled = [compile(ast.Module(body, []), str(root), "exec", flags) for body in (said, methods)]
+    later = ast.parse("from __future__ import annotations").body
+    compiled = [compile(ast.Module([*later, *body], []), str(root), "exec") for body in (said, methods)]
     return compiled[0], compiled[1], keys
 
 
@@ -203,7 +209,8 @@ def _loaded(root: Path, file: str, machine: Machine) -> Any:
     sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
     try:
         spec = importlib.util.spec_from_file_location(name, root / file)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
@@ -325,7 +332,8 @@ def calls(release: Version, root: Path, count: int, seed: int) -> Iterator[str]:
         )
         wanted = called(root, machine, p, past, window, padded)
         if found != wanted:
-            yield f"{release} {machine} {p.model_dump(exclude_defaults=True)} past {past}: says {found}, its source {wanted}"
+            asked = f"{release} {machine} {p.model_dump(exclude_defaults=True)} past {past}"
+            yield f"{asked}: says {found}, its source {wanted}"
 
 
 def main() -> int:
