@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from attnsel.base.suggestions import near
+from attnsel.dispatchers.known_bugs import known_bugs
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
@@ -66,8 +67,6 @@ def _dispatched(
 ) -> Dispatch:
     answer: Dispatch = _module(dispatcher).dispatch(p, env, dict(switches))
     if answer.dispatcher == "te" and answer.chosen is not None:  # which hands the question on as it is
-        from attnsel.dispatchers.known_bugs import known_bugs
-
         return answer._replace(known_bugs=known_bugs("te", answer.chosen.candidate, p, env))
     return answer
 

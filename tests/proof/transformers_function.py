@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import random
@@ -49,6 +50,12 @@ def releases() -> dict[Version, Path]:
     return {release: found[release] for release in sorted(found) if release >= (4, 57)}
 
 
+def _release(root: Path) -> Version:
+    """By its folder; what is installed says it itself."""
+    name = root.parent.name.removeprefix("v")
+    return Version.parse(name if name[:1].isdigit() else importlib.metadata.version("transformers"))
+
+
 class Machine(NamedTuple):
     """What a release may ask. ``flash``: versions of the installed packages, by generation."""
 
@@ -81,7 +88,7 @@ def _stubs(root: Path, machine: Machine) -> dict[str, Any]:
     gpu = machine.device in ("cuda", "rocm")
     flash = dict(machine.flash)
     newer = version.parse(str(machine.torch))
-    least = "2.3.3" if Version.parse(root.parent.name.removeprefix("v")) >= (5, 4) else "2.1.0"
+    least = "2.3.3" if _release(root) >= (5, 4) else "2.1.0"
     third = {3: 8, 4: 9} if least == "2.3.3" else {3: 0, 4: 0}
 
     def has(number: int) -> bool:
@@ -161,7 +168,7 @@ def _code(root: Path) -> tuple[Any, Any, list[str]]:
     methods = [n for n in model.body if isinstance(n, ast.FunctionDef) and _OF_A_NAME.fullmatch(n.name)]
     names = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "AttentionInterface")
     mapping = next(n.value for n in names.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Dict))
-    keys = [key.value for key in mapping.keys if isinstance(key, ast.Constant)]
+    keys = [str(key.value) for key in mapping.keys if isinstance(key, ast.Constant)]
     later = ast.parse("from __future__ import annotations").body
     compiled = [compile(ast.Module([*later, *body], []), str(root), "exec") for body in (said, methods)]
     return compiled[0], compiled[1], keys
@@ -189,14 +196,14 @@ def resolved(root: Path, machine: Machine, name: str | None, flags: dict[str, An
 def _loaded(root: Path, file: str, machine: Machine) -> Any:
     """A file of transformers as a module in a package whose other modules answer nothing."""
     stubs = _stubs(root, machine) | {"torch": torch}
-    package = f"transformers_{root.parent.name.replace('.', '_')}_{abs(hash(machine))}"
+    package = f"transformers_{str(_release(root)).replace('.', '_')}_{abs(hash(machine))}"
     name = f"{package}.{file.removesuffix('.py').replace('/', '.')}"
 
     class Finder:
         def find_spec(self, wanted: str, *_: Any) -> Any:
             if not wanted.startswith(package) or wanted == name:
                 return None
-            return importlib.util.spec_from_loader(wanted, self, is_package=True)  # type: ignore[arg-type]
+            return importlib.util.spec_from_loader(wanted, self, is_package=True)
 
         def create_module(self, spec: Any) -> types.ModuleType:
             module = _Anything(spec.name)
@@ -206,7 +213,7 @@ def _loaded(root: Path, file: str, machine: Machine) -> Any:
         def exec_module(self, module: types.ModuleType) -> None:
             pass
 
-    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder())
     try:
         spec = importlib.util.spec_from_file_location(name, root / file)
         assert spec is not None
