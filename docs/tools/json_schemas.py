@@ -119,7 +119,8 @@ LINES = {
         "can-i-use --rows softcap=0,30 --cols gpu=T4,H100 --as te",
         "can-i-use --rows dtype=fp32,bf16 --cols cudnn=9.1,none --kernel cudnn --gpu H100",
         "can-i-use --rows num_heads=6,16 --cols num_gqa_groups=3,4 --gpu H100",
-        "can-i-use --rows num_gqa_groups=4,8 --cols gpu=B200 --max-seqlen-q 1 --inference --as te --cudnn 9.20.0",
+        "can-i-use --rows num_gqa_groups=4,8 --cols gpu=B200 --max-seqlen-q 1 --inference --cudnn 9.20 "
+        "--as te",
     ],
     "rules": ["rules"],
     "ranges": ["rules --ranges"],

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
 from attnsel.environment.installed import installed_version
 from attnsel.environment.versions import Version
@@ -27,39 +28,19 @@ _READ = (
 READ = tuple(map(Version.parse, _READ))
 NEWEST = READ[-1]
 
-# Of src/transformers; the releases are 4.48.3, 4.53.3, 4.57.6, 5.0.0 and 5.23.0.
-_COLUMNS = (READ[0], READ[3], READ[7], READ[8], READ[-2])
-_MODELING, _SDPA, _MASKS = "modeling_utils.py", "integrations/sdpa_attention.py", "masking_utils.py"
-_FLASH, _FLEX, _IMPORTS = (
-    "modeling_flash_attention_utils.py",
-    "integrations/flex_attention.py",
-    "utils/import_utils.py",
-)
-_LINES: dict[str, tuple[tuple[str, str], ...]] = {
-    "resolve": (
-        (_MODELING, "1460-1558"), (_MODELING, "2217-2352"), (_MODELING, "2631-2731"),
-        (_MODELING, "1802-1931"), (_MODELING, "1710-1885"),
-    ),
-    "names": tuple((_MODELING, n) for n in ("1489", "2268", "2700", "1900", "1849")),
-    "flash_check": tuple((_MODELING, n) for n in ("1634", "2424", "2391", "1557", "1513-1652")),
-    "sdpa_check": tuple((_MODELING, n) for n in ("1735", "2626", "2562", "1729", "1654")),
-    "flex_check": tuple((_MODELING, n) for n in ("1766", "2657", "2598", "1775", "1685")),
-    "flash_package": tuple((_IMPORTS, n) for n in ("927", "1099", "1189", "886", "1306")),
-    "heads": tuple((_SDPA, n) for n in ("29-31", "40-42", "30-70", "28-62", "43-137")),
-    "is_causal": tuple((_SDPA, n) for n in ("45", "56", "78", "77", "159")),
-    "softcap": tuple((_SDPA, n) for n in ("17-27", "24-34", "47-57", "39-48", "108-111")),
-    "mask": (("modeling_attn_mask_utils.py", "244"), *((_MASKS, n) for n in ("199", "219", "212", "267"))),
-    "flash_call": tuple((_FLASH, n) for n in ("231", "403", "453-590", "491-630", "622-850")),
-    "flex_call": tuple((_FLEX, n) for n in ("12", "227", "235", "235", "258")),
-    "weights": (("models/llama/modeling_llama.py", "283"), *((_SDPA, n) for n in ("34", "54", "45", "112"))),
-}  # fmt: skip
+_COLUMNS = tuple(map(Version.parse, ("4.48.3", "4.53.3", "4.57.6", "5.0.0", "5.23.0")))
+_LINES = {
+    (row["subject"], Version.parse(row["release"])): (row["file"], row["lines"])
+    for row in read_rows("attnsel.dispatchers.transformers", "lines")
+}
+"""File of src/transformers and its lines, by subject, for each of the five."""
 
 
 def source(subject: str, release: Version) -> str:
     """Where it is written, in the nearest release that is not newer and whose lines are known."""
-    place = max((n for n, known in enumerate(_COLUMNS) if known <= release), default=0)
-    file, lines = _LINES[subject][place]
-    return f"{file}, lines {lines}, transformers {_COLUMNS[place]}"
+    nearest = max((known for known in _COLUMNS if known <= release), default=_COLUMNS[0])
+    file, lines = _LINES[subject, nearest]
+    return f"{file}, lines {lines}, transformers {nearest}"
 
 
 def read_for(release: Version) -> tuple[str, str]:
@@ -74,46 +55,11 @@ def read_for(release: Version) -> tuple[str, str]:
     return str(older[-1]), "the nearest older release that was read"
 
 
-_BOOL = ("true", "false")
 _FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
 
-SWITCHES = (
-    Switch(
-        "attn_implementation",
-        (),
-        "eager, sdpa, flash_attention_2, flash_attention_3, flash_attention_4, flex_attention, one of these "
-        "after paged|, or a kernel of the Hub as ORG/NAME or hub:ORG/NAME; not set: sdpa, else eager",
-        "from_pretrained, from_config, set_attn_implementation",
-    ),
-    Switch("transformers", (), "the release", "transformers.__version__"),
-    Switch("kernels", _BOOL, "whether the package kernels is there, for the Hub", "pip install kernels"),
-    Switch("_supports_sdpa", _BOOL, "what the model's class says", "PreTrainedModel._supports_sdpa"),
-    Switch(
-        "_supports_flash_attn",
-        _BOOL,
-        "what the model's class says (_supports_flash_attn_2 before 4.54)",
-        "PreTrainedModel._supports_flash_attn",
-    ),
-    Switch(
-        "_supports_flex_attn", _BOOL, "what the model's class says", "PreTrainedModel._supports_flex_attn"
-    ),
-    Switch(
-        "_compatible_flash_implementations",
-        (),
-        "what the model's class says, with commas (transformers 5.3)",
-        "PreTrainedModel._compatible_flash_implementations",
-    ),
-    Switch("output_attentions", _BOOL, "the weights of attention are asked for", "configuration_utils.py"),
-    Switch("torch_compile", _BOOL, "the model runs in a compiled graph", "torch.compile"),
-    Switch(
-        "allow_all_kernels", _BOOL, "load kernels outside kernels-community", "from_pretrained, since 5.3"
-    ),
-    Switch(
-        _FORCE_GQA,
-        ("0", "1"),
-        "enable_gqa whatever the mask",
-        "integrations/sdpa_attention.py, line 44, 5.23.0",
-    ),
+SWITCHES = tuple(
+    Switch(row["name"], tuple(row["values"].split()), row["meaning"], row["source"])
+    for row in read_rows("attnsel.dispatchers.transformers", "switches")
 )
 
 _KERNEL = re.compile(r"[^/:]+/[^/:@]+(@[^/:]+)?(:[^/:]+)?")  # integrations/hub_kernels.py, line 815, 5.23.0
