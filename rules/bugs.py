@@ -17,16 +17,6 @@ from attnsel.verdicts.requirements import AtLeast, FreeText, Multiple, OneOf
 
 rule = rules_about("cudnn", evidence="reported")
 
-_WRONG_BESIDE = frozenset({"FLASH214", "FLASH225", "SDPA023", "SDPA720", "TE003", "TE004", "TE005"})
-"""What is said elsewhere of kernels that run a call and give wrong numbers."""
-
-
-def is_known_bug(code: str) -> bool:
-    """Whether what the page says is a known bug: whoever calls the kernel all the same gets wrong numbers,
-    NaN or a crash."""
-    return code.startswith(("BUG", "TORCH")) or code in _WRONG_BESIDE
-
-
 CUDNN_KERNELS = running("cudnn")
 HOPPER = frozenset({90})
 BLACKWELL = range(100, 110)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.environment.releases import bundled_frontend
 from attnsel.params import AttentionParams
-from attnsel.rules.api import every_hint
-from attnsel.rules.bugs import is_known_bug
+from attnsel.rules.api import every_hint, is_known_bug
 from attnsel.selection.evaluate import findings
 from attnsel.verdicts.dispatch import DispatcherName, Refusal
 

@@ -23,7 +23,7 @@ _BEFORE_CUDNN = (FLASH, EFFICIENT, MATH)
 _TRUSTED = Version(9, 15, 0)  # cuDNN: 9.15.1 repairs lengths that 128 does not divide (pytorch#169849)
 
 # CUDA of the builds of 2.9, which are compiled with cuDNN 9.8.0.87 (PyPI's), or with 9.10.2.21 (12.6, 12.9)
-# and 9.13.0.50 (13.0): .ci/docker/common/install_cuda.sh at v2.9.0; 90800 in libtorch_cuda.so of PyPI's.
+# and 9.13.0.50 (13.0): PyTorch's install_cuda.sh at v2.9.0; 90800 in libtorch_cuda.so of PyPI's.
 _COMPILED_WITH_9_8 = ((12, 8),)
 _COMPILED_WITH_NEWER = ((12, 6), (12, 9), (13, 0))
 
