@@ -531,3 +531,13 @@ def hint(
 def every_hint() -> list[Hint]:
     """All hints, in order of their codes' files."""
     return [page for page in REGISTRY.pages.values() if isinstance(page, Hint)]
+
+
+_WRONG_BESIDE = frozenset({"FLASH214", "FLASH225", "SDPA023", "SDPA720", "TE003", "TE004", "TE005"})
+"""What is said elsewhere of kernels that run a call and give wrong numbers."""
+
+
+def is_known_bug(code: str) -> bool:
+    """Whether what the page says is a known bug: whoever calls the kernel all the same gets wrong numbers,
+    NaN or a crash."""
+    return code.startswith(("BUG", "TORCH")) or code in _WRONG_BESIDE

@@ -362,6 +362,16 @@ def heads_taken_for_rows(p: AttentionParams, env: Environment) -> Violation | No
     )
 
 
+LONG_MASK = {
+    "attn_mask_type": "arbitrary",
+    "batch_size": 1,
+    "num_heads": 1,
+    "is_training": False,
+    "max_seqlen_q": 65537,
+    "max_seqlen_kv": 65537,
+}
+
+
 @rule(
     "BUG032",
     "sdpa.efficient",
@@ -380,6 +390,31 @@ def long_masks_backward(p: AttentionParams, env: Environment) -> Violation | Non
     if p.attn_mask_type == "arbitrary" and p.max_seqlen_q * p.max_seqlen_kv > 46344**2:
         return Violation("attn_mask_type", "arbitrary", FreeText("no mask tensor above 46344 x 46344"))
     return None
+
+
+@rule(
+    "BUG033",
+    "sdpa.efficient",
+    when=torch("<2.13.0"),
+    device={"cuda"},
+    evidence="source",
+    fires_on={**LONG_MASK, "torch": "2.12.1"},
+    passes={**LONG_MASK, "max_seqlen_q": 65536, "max_seqlen_kv": 65536, "torch": "2.12.1"},
+)
+def long_masks(p: AttentionParams, env: Environment) -> Violation | None:
+    """Before PyTorch 2.13 the efficient kernel misreads masks over 2**32 scores
+
+    Why: row times row length is a product of 32 bits, so that rows from 2**32 / s_kv on read an earlier row:
+    from 65537 x 65537 on. No error, no NaN. One row for all queries, and a causal flag, are right.
+    Fix: PyTorch 2.13, a causal flag in place of the mask, or triton.
+    Source: pytorch#187225, pytorch#162588, pytorch#187227; kernel_forward.h in the wheels of 2.8.0 to 2.12.1
+    ("query_start * p.bias_strideM" of uint32_t and int32_t) and of 2.13.0 (int64_t(query_start)).
+    """
+    mask = p.tensors.mask
+    one_row = mask is not None and (len(mask.shape) < 2 or mask.shape[-2] == 1)
+    if p.attn_mask_type != "arbitrary" or one_row or p.max_seqlen_q * p.max_seqlen_kv <= 1 << 32:
+        return None
+    return Violation("attn_mask_type", "arbitrary", FreeText("no mask tensor above 2**32 scores"))
 
 
 # FlashAttention's packages. A backward that launches nothing on small cards: FLASH214.

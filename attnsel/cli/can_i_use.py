@@ -372,7 +372,9 @@ def _grid_cell(selection: Selection, kernel: str | None) -> GridCell:
             "adaptations": [adaptation.name for adaptation in found.adaptations],
             "unproven": found.unproven,
         }
-        marks = ("+" if found.adaptations else "") + ("°" if found.unproven else "")
+        bugs = [bug.code for bug in selection.known_bugs] if kernel in (None, selection.backend) else []
+        data |= {"known_bugs": bugs} if bugs else {}
+        marks = ("+" if found.adaptations else "") + ("°" if found.unproven else "") + ("!" if bugs else "")
         doubt = "?" if found.verdict == "unknown" else ""
         if kernel is None:
             cell = GridCell(f"{name}{doubt}{marks}", True, (), data)
@@ -387,8 +389,11 @@ def _grid_cell(selection: Selection, kernel: str | None) -> GridCell:
     theirs = selection.dispatched.chosen
     same = (None if theirs is None else theirs.candidate) == selection.backend
     taken = None if theirs is None else theirs.name
-    data = {**cell.data, "dispatched": taken, "same": same}
-    return GridCell(f"{taken or 'none'}{'' if same else ' ≠'}", theirs is not None, (), data)
+    bugs = [bug.code or bug.text for bug in selection.dispatched.known_bugs]
+    data = {**cell.data, "dispatched": taken, "same": same, **({"known_bugs": bugs} if bugs else {})}
+    text = f"{taken or 'none'}{'!' if bugs else ''}{'' if same else ' ≠'}"
+    shown = tuple(bug.code for bug in selection.dispatched.known_bugs if bug.code)
+    return GridCell(text, theirs is not None, shown, data)
 
 
 def _grid_document(grid: Grid) -> Document:
@@ -422,6 +427,7 @@ def _grid_legend(cells: Sequence[GridCell]) -> tuple[Item, ...]:
     notes = (
         ("?" in marks, Item(mark="?", text="nobody has checked")),
         ("+" in marks, Item(mark="+", text="after an exact change of the call, which its backend makes")),
+        ("!" in marks, Item(mark="!", text="with a known bug in that call; attnsel explain says more")),
         ("°" in marks, Item(mark="°", text="unproven on that architecture")),
         ("none" in texts, Item(label="none", text="no candidate can run; attnsel explain says why")),
         (any(text.endswith("≠") for text in texts), Item(mark="≠", text=differs)),

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from attnsel.base.suggestions import near
+from attnsel.dispatchers.known_bugs import known_bugs
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.environment.read import newest_read, unread_release
 from attnsel.environment.versions import Version
@@ -73,6 +74,8 @@ def _dispatched(
     if subject in COMPONENTS and unread_release(subject, getattr(env, subject)) is not None:
         there = env.derive(**{subject: newest_read(subject)})
     answer: Dispatch = _module(dispatcher).dispatch(p, there, dict(switches))
+    if answer.dispatcher == "te" and answer.chosen is not None:  # which hands the question on as it is
+        answer = answer._replace(known_bugs=known_bugs("te", answer.chosen.candidate, p, env))
     release = getattr(env, subject) if subject in COMPONENTS else Version.parse(answer.release)
     newer = unread_release(subject, release)
     if newer is None:

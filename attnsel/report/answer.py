@@ -63,9 +63,19 @@ def verdict(selection: SelectionView) -> str:
         text += f" if the caller {changes}" if elsewhere else f" and {changes} on every call"
     if not chosen.eligible:
         text += ": nobody has checked"
+    text += known_bug_words((bug.code, bug.rule.title) for bug in selection.known_bugs)
     if better is None:
         return f"{text}."
     return f"{text}. To run {better.candidate} instead: {better.change}."
+
+
+def known_bug_words(bugs: Iterable[tuple[str, str]]) -> str:
+    """What belongs into the first sentence about a kernel that runs although it has known bugs in this call:
+    codes and titles."""
+    found = [f"{code}: {title}" if code else title for code, title in bugs]
+    if not found:
+        return ""
+    return f", with {'a known bug' if len(found) == 1 else 'known bugs'} here ({'; '.join(found)})"
 
 
 def _f_sdpa_runs(selection: SelectionView, chosen: Candidate) -> str:
@@ -103,6 +113,7 @@ def one_line(selection: SelectionView) -> str:
     parts = [f"{selection.backend or 'nothing'} runs"]
     if ranked and ranked[0].adaptations:
         parts[0] += f" ({'; '.join(a.text for a in ranked[0].adaptations)})"
+    parts[0] += known_bug_words((bug.code, bug.rule.title) for bug in selection.known_bugs)
     if len(ranked) > 1:
         parts.append(f"next {ranked[1].name}")
     blocked = [
@@ -358,7 +369,8 @@ def _closing(selection: SelectionView) -> Inline:
     unshown = needing_gpu(selection)
     against = [r.code for c in selection.candidates if c.name not in unshown for r in c.reasons]
     avoided = [r.code for c in selection.candidates for a in c.adaptations for r in a.avoids]
-    bugs: list[Inline] = [Ref(code) for code in dict.fromkeys(against) if code.startswith("BUG")]
+    bugs: list[Inline] = [(Ref(bug.code), " (allowed)") for bug in selection.known_bugs]
+    bugs += [Ref(code) for code in dict.fromkeys(against) if code.startswith("BUG")]
     bugs += [
         (Ref(code), " (avoided)")
         for code in dict.fromkeys(avoided)

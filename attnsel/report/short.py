@@ -12,6 +12,7 @@ from attnsel.report.answer import (
     answer_document,
     assumption_words,
     hints,
+    known_bug_words,
     names,
     needing_gpu,
     presumed,
@@ -143,6 +144,8 @@ def difference(selection: SelectionView) -> str:
     ours, theirs = selection.backend, dispatch.chosen
     name = f"{TITLES[dispatch.dispatcher]} {dispatch.release}".rstrip()
     taken = f"{name} takes {'no kernel' if theirs is None else theirs.name}"
+    taken += known_bug_words((bug.code, bug.text) for bug in dispatch.known_bugs)
+    one = len(dispatch.known_bugs) == 1
     if theirs is None:
         also = "attnsel has none either" if ours is None else f"attnsel runs {ours}"
         return f"{taken}; {also}."
@@ -151,6 +154,8 @@ def difference(selection: SelectionView) -> str:
     if theirs.candidate == ours:
         adapts = selection[ours].adaptations
         more = f", and {', '.join(made.text for made in adapts)}" if adapts else ""
+        if dispatch.known_bugs and not adapts and not selection.known_bugs:
+            return f"{taken}; attnsel calls {ours} another way, without {'it' if one else 'them'}."
         return f"{taken}; attnsel takes the same kernel{more}."
     return f"{taken}; attnsel runs {ours}, {_why(dispatch, ours)}."
 
@@ -223,7 +228,9 @@ def _offers(dispatch: Dispatch) -> Iterator[tuple[Item, Offer]]:
     """A kernel to a line, in the dispatcher's order."""
     for place, offer in enumerate(dispatch.offers, 1):
         mark = MARK["eligible" if offer.taken else "refused"]
-        status = "taken" if offer == dispatch.chosen else "would do" if offer.taken else ""
+        bugs = ", ".join(bug.code or "wrong numbers" for bug in dispatch.known_bugs)
+        taken = f"taken, with {bugs}" if bugs else "taken"
+        status = taken if offer == dispatch.chosen else "would do" if offer.taken else ""
         same = offer.candidate if offer.candidate != offer.name else ""
         text = " · ".join(filter(None, (status, same, offer.note)))
         yield Item(text, mark, place, Code(offer.name)), offer
@@ -267,6 +274,8 @@ def selection_record(selection: SelectionView, unlocks: bool = True) -> dict[str
         out["layout"] = to_json(selection.layout)
     if selection.dispatched is not None:
         out["dispatched"] = {**to_json(selection.dispatched), "difference": difference(selection)}
+    if selection.known_bugs:
+        out["known_bugs"] = to_json(selection.known_bugs)
     if unlocks:
         out["unlocks"] = to_json(selection.unlocks)
     return stamped("selection", out)

@@ -13,11 +13,19 @@ BY_F_SDPA = f"F.sdpa runs it; attnsel itself runs on torch {OLDEST} or newer"
 """Why a kernel is planned only, where it needs no attnsel to be run."""
 
 FLASH, EFFICIENT, MATH, CUDNN = "sdpa.flash", "sdpa.efficient", "sdpa.math", "sdpa.cudnn"
+ONEDNN, SYCL_FLASH = "overrideable", "flash"
+"""Kernels of Intel's GPUs, as torch names them: no candidates of attnsel's."""
+
 _FLASH_FIRST = (FLASH, EFFICIENT, MATH, CUDNN)
 _CUDNN_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
 _CUDNN_SECOND = (FLASH, CUDNN, EFFICIENT, MATH)
 _BEFORE_CUDNN = (FLASH, EFFICIENT, MATH)
 _TRUSTED = Version(9, 15, 0)  # cuDNN: 9.15.1 repairs lengths that 128 does not divide (pytorch#169849)
+
+# CUDA of the builds of 2.9, which are compiled with cuDNN 9.8.0.87 (PyPI's), or with 9.10.2.21 (12.6, 12.9)
+# and 9.13.0.50 (13.0): PyTorch's install_cuda.sh at v2.9.0; 90800 in libtorch_cuda.so of PyPI's.
+_COMPILED_WITH_9_8 = ((12, 8),)
+_COMPILED_WITH_NEWER = ((12, 6), (12, 9), (13, 0))
 
 
 class SdpaOrder(NamedTuple):
@@ -45,15 +53,15 @@ def sdpa_order(env: Environment, torch: Version, cudnn_first: bool = True) -> Sd
     """The default order of one release. ``cudnn_first`` False: a variable forbids cuDNN the first place.
 
     Read in the source of 2.4.0, and in the machine code of select_sdp_backend of each wheel from 2.2.2 to
-    2.14.1 (libtorch_cuda.so).
+    2.15.0 (libtorch_cuda.so).
     """
     if env.device.type == "cpu":
         return SdpaOrder((FLASH, MATH), "priority_order_cpp, sdp_utils_cpp.cpp")
     where = "priority_order, sdp_utils.cpp"
+    if env.device.type == "xpu":
+        return _on_xpu(torch)
     if env.device.type not in ("cuda", "rocm"):
-        xpu = env.device.type == "xpu"
-        unread = "that XPU builds, whose chooser was not read, take math and not a kernel of oneDNN"
-        return SdpaOrder((MATH,), "scaled_dot_product_attention, attention.cpp", inferred=unread * xpu)
+        return SdpaOrder((MATH,), "scaled_dot_product_attention, attention.cpp")
     if torch < (2, 3):
         return SdpaOrder(_BEFORE_CUDNN, where)
     if torch < (2, 5):
@@ -65,16 +73,34 @@ def sdpa_order(env: Environment, torch: Version, cudnn_first: bool = True) -> Sd
     return _by_cudnn(env, torch, cudnn_first)
 
 
+def _on_xpu(torch: Version) -> SdpaOrder:
+    """oneDNN's kernel came with 2.7 (pytorch#147614), FlashAttention by SYCL-TLA with 2.10 (pytorch#167057).
+
+    Read in pytorch's main at about 2.9 (commit 0067c6fa), in a fork at about 2.14, in transformers/xpu/
+    sdp_utils.cpp at a048055e, and in the wheels: transformers/xpu/sdp_utils.h is there from 2.10 on.
+    """
+    where, forks = (
+        "priority_order, mkldnn/xpu/Attention.cpp",
+        "that wheels for XPU are as pytorch's main and forks, which were read",
+    )
+    if torch < (2, 7):
+        return SdpaOrder((MATH,), where, inferred="that builds for XPU before 2.7 have no kernel of oneDNN")
+    return SdpaOrder(
+        (ONEDNN, SYCL_FLASH, MATH) if torch >= (2, 10) else (ONEDNN, MATH), where, inferred=forks
+    )
+
+
 def _by_cudnn(env: Environment, torch: Version, allowed: bool) -> SdpaOrder:
     """From 2.9 on cuDNN goes first on Hopper and Blackwell servers, by its version and the build's."""
     where, inferred = "check_prefer_cudnn_attention and priority_order, sdp_utils.cpp", ""
     if torch < (2, 10):
-        # The version that torch was compiled with: 9.8 in the wheel for CUDA 12.8, so that it never is.
+        # By the version that torch was compiled with, whatever is loaded: from 9.9 on.
         variable = "TORCH_CUDNN_SDPA_PREFERRED=0"
-        new = env.cuda is not None and env.cuda >= (13,)
-        right = env.arch in (90, 100) and new
-        if right:
-            inferred = "that the build for CUDA 13 was compiled with cuDNN 9.9 or newer"
+        right = env.arch in (90, 100) and env.cuda is not None and env.cuda[:2] not in _COMPILED_WITH_9_8
+        if right and env.cuda is not None and env.cuda[:2] not in _COMPILED_WITH_NEWER:
+            inferred = (
+                "that a build for this CUDA, which is in no index, was compiled with cuDNN 9.9 or newer"
+            )
     else:
         variable = "TORCH_CUDNN_SDPA_DEPRIORITIZED=1"
         major, minor = divmod(env.arch or 0, 10)

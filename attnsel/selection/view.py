@@ -11,10 +11,11 @@ from attnsel.params import AttentionParams
 from attnsel.params.layout import Layout
 from attnsel.policy import Policy
 from attnsel.selection.assumed import Assumption, assumptions
-from attnsel.selection.inquiry import Inquiry, Remark, remarks_on
+from attnsel.selection.evaluate import waived_codes
+from attnsel.selection.inquiry import Inquiry, Remark, remarks_on, waivers_of
 from attnsel.selection.unlock import Unlock, find_unlocks
 from attnsel.verdicts.dispatch import Dispatch
-from attnsel.verdicts.reasons import NO_EVIDENCE, Candidate, Evidence
+from attnsel.verdicts.reasons import NO_EVIDENCE, Candidate, Evidence, Reason
 
 
 class SelectionView:
@@ -85,7 +86,20 @@ class SelectionView:
         return iter(self.candidates)
 
     def __repr__(self) -> str:
-        return f"<Selection backend={self.backend!r} on {self.environment.device.name}>"
+        bugs = f" known_bugs={','.join(bug.code for bug in self.known_bugs)}" if self.known_bugs else ""
+        return f"<Selection backend={self.backend!r} on {self.environment.device.name}{bugs}>"
+
+    @property
+    def known_bugs(self) -> tuple[Reason, ...]:
+        """Known bugs that touch the choice in this very call: those that the policy allows."""
+        policy = self.policy
+        if self.chosen is None or not policy.allow_known_bugs:
+            return ()
+        strict = policy.replace(allow_known_bugs=())
+        found = Inquiry(self.params, self.environment, strict, self.evidence).judge(self.chosen.name)
+        against = (*found.reasons, *(reason for made in found.adaptations for reason in made.avoids))
+        allowed = waived_codes(waivers_of(policy)) - waived_codes(waivers_of(strict))
+        return tuple(reason for reason in against if reason.code in allowed)
 
     @property
     def ranked(self) -> tuple[Candidate, ...]:

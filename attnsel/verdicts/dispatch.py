@@ -61,7 +61,7 @@ class Offer(NamedTuple):
 @json_fields(
     "dispatcher", "release", "read", "call", "offers", ("chosen", lambda d: d.chosen and d.chosen.name),
     "order_source", "inferred", "error", ("switches", lambda d: dict(d.switches)), "notes",
-    ("candidate", lambda d: (d.chosen and d.chosen.candidate) or None),
+    ("candidate", lambda d: (d.chosen and d.chosen.candidate) or None), "known_bugs",
 )  # fmt: skip
 class Dispatch(NamedTuple):
     """The whole answer of one dispatcher to one question.
@@ -71,7 +71,9 @@ class Dispatch(NamedTuple):
     own words (the call of its function). ``offers``: its kernels in the order in which it tries them.
     ``chosen``: the one that it takes; None where it raises, and then ``error`` is what it says.
     ``switches``: those that hold, as (name, value). ``order_source``: where the order is written.
-    ``notes``: what else a reader has to know. ``unread``: what is said of a release newer than any that was
+    ``notes``: what else a reader has to know. ``known_bugs``: of the chosen one in this very call, each with
+    the title of its page: a wrong result, NaN or a crash. One without a code is the library's own doing: what
+    it leaves out of the call without a word. ``unread``: what is said of a release newer than any that was
     read, which is then why another answers.
     """
 
@@ -87,6 +89,7 @@ class Dispatch(NamedTuple):
     switches: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     unread: Unread | None = None
+    known_bugs: tuple[Refusal, ...] = ()
 
 
 Switches = Mapping[str, str]

@@ -34,6 +34,7 @@ _ABOUT = {
     "PREF": "which of several kernels goes first",
     "HINT": "questions that may not be what was meant",
     "TE": "TransformerEngine's own attention",
+    "TORCH": "F.sdpa's own kernels where there is no CUDA",
 }
 """Families that are about no kernel of their own; the others are named by their kernels."""
 

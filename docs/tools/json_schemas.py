@@ -80,6 +80,8 @@ LINES = {
         "explain --gpu A100 --qkv-layout thd --attn-mask-type padding --as te --switch NVTE_FLASH_ATTN=0",
         "explain --gpu H100 --softcap 30 --as te --transformer-engine 2.9 --cudnn 9.99.0",
         "explain --gpu T4 --dtype fp16 --as transformers --switch attn_implementation=flash_attention_2",
+        "explain --gpu H100 --cudnn 9.20.0 --max-seqlen-q 704 --max-seqlen-kv 704 --allow-known-bugs BUG006 "
+        "--core-attention-bias-type post_scale_bias --as te",
     ],
     "log": [
         f"explain --from-log {ROOT}/tests/attnsel/diagnose/logs/cases/{line}"
@@ -118,6 +120,8 @@ LINES = {
         "can-i-use --rows softcap=0,30 --cols gpu=T4,H100 --as te",
         "can-i-use --rows dtype=fp32,bf16 --cols cudnn=9.1,none --kernel cudnn --gpu H100",
         "can-i-use --rows num_heads=6,16 --cols num_gqa_groups=3,4 --gpu H100 --torch 2.99",
+        "can-i-use --rows num_gqa_groups=4,8 --cols gpu=B200 --max-seqlen-q 1 --inference --cudnn 9.20 "
+        "--as te",
     ],
     "rules": ["rules"],
     "ranges": ["rules --ranges"],

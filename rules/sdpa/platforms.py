@@ -1,4 +1,4 @@
-"""SDPA8xx: PyTorch's kernels where there is no CUDA: AMD's GPUs, Apple's, Intel's.
+"""SDPA8xx: PyTorch's kernels where there is no CUDA: AMD's GPUs, Apple's, Intel's. TORCH0xx: F.sdpa's own.
 
 ROCm builds answer F.sdpa's flash and memory-efficient ops with AOTriton, whose kernels are compiled for some
 architectures. Which: the tests of each release know it, torch/testing/_internal/common_cuda.py, "evaluate_
@@ -13,7 +13,8 @@ from typing import NamedTuple
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version, torch
 from attnsel.params import ITEMSIZE, AttentionParams
-from attnsel.rules.api import limit, rules_about
+from attnsel.rules.api import Advice, hint, limit, rules_about
+from attnsel.rules.sdpa.common import mask_of
 from attnsel.verdicts.reasons import Unknown, Violation
 from attnsel.verdicts.requirements import AtLeast, AtMost, EqualTo, FreeText, OneOf
 
@@ -201,3 +202,111 @@ def no_flash_on_windows(p: AttentionParams, env: Environment) -> None:
     2.14.1 ("not IS_WINDOWS"); pytorch#108175, pytorch#125070; sam2#48; sd-scripts#1884. pytorch#186343
     (2026-06) builds it, in no release read.
     """
+
+
+# ---- What F.sdpa has of its own on Apple's GPUs: Metal kernels that its math goes to without a gradient.
+# attnsel's sdpa.math calls another op, which has none of these bugs: they are remarks, and stand in the first
+# sentence of what F.sdpa or transformers would run.
+
+
+_METAL = (64, 96, 128)  # head dimensions of the kernels for few queries
+_DECODED = {"device": "mps", "is_training": False, "max_seqlen_q": 1, "attn_mask_type": "no_mask"}
+
+
+def _on_metal(p: AttentionParams, env: Environment) -> bool:
+    return env.device.type == "mps" and not p.is_training and not p.dropout
+
+
+def _few_queries(p: AttentionParams, env: Environment) -> bool:
+    """Whether F.sdpa takes its kernels for few queries: supports_fast_sdpa."""
+    narrow = p.head_dim_qk == p.head_dim_v and p.head_dim_qk in _METAL
+    few = p.max_seqlen_q <= min(8, p.max_seqlen_kv) and not (p.causal and not p.bottom_right)
+    return _on_metal(p, env) and narrow and few
+
+
+def _said(env: Environment, what: str, fixed: str) -> Advice:
+    return Advice(f"F.sdpa of torch {env.torch} on MPS {what}; fixed in {fixed}. attnsel's is another op")
+
+
+@hint(
+    "TORCH001",
+    when=torch(">=2.8.0,<2.11.0"),
+    evidence="reported",
+    fires_on={**_DECODED, "torch": "2.10.0", "max_seqlen_kv": 2048, "num_gqa_groups": 2},
+    passes={**_DECODED, "torch": "2.10.0", "max_seqlen_kv": 512, "num_gqa_groups": 2},
+)
+def two_passes_on_metal(p: AttentionParams, env: Environment) -> Advice | None:
+    """On Apple's GPUs F.sdpa 2.8 to 2.10 decodes long caches out of bounds
+
+    Why: for at most 8 queries over 1024 keys or more it works in two passes, whose sums are allocated in fp16
+    or bf16 and written in fp32: past their end, and over other tensors. Results change from call to call.
+    Fix: PyTorch 2.11, fp32, or a mask of numbers, which goes to other kernels.
+    Source: pytorch#174861 (32 query heads on 2, 1024 keys), pytorch#174945, transformers#44591.
+    """
+    if not _few_queries(p, env) or p.dtype == "fp32" or p.max_seqlen_kv < 1024:
+        return None
+    return _said(env, "writes out of bounds from 1024 keys on (#174861)", "2.11")
+
+
+@hint(
+    "TORCH002",
+    when=torch(">=2.5.0,<2.12.0"),
+    evidence="reported",
+    fires_on={**_DECODED, "torch": "2.11.0", "head_dim_qk": 192, "head_dim_v": 128},
+    passes={**_DECODED, "torch": "2.12.0", "head_dim_qk": 192, "head_dim_v": 128},
+)
+def other_value_width_on_metal(p: AttentionParams, env: Environment) -> Advice | None:
+    """On Apple's GPUs F.sdpa before 2.12 corrupts values of another head_dim
+
+    Fix: PyTorch 2.12, or pad the values to the queries' head_dim.
+    Source: pytorch#176767; transformers#44591.
+    """
+    if not _on_metal(p, env) or p.head_dim_qk == p.head_dim_v:
+        return None
+    return _said(env, "corrupts another head_dim_v (#176767)", "2.12")
+
+
+@hint(
+    "TORCH003",
+    when=torch(">=2.8.0,<2.12.0"),
+    evidence="reported",
+    fires_on={**_DECODED, "torch": "2.11.0", "max_seqlen_kv": 512},
+    passes={**_DECODED, "torch": "2.11.0", "max_seqlen_kv": 512, "batch_size": 1},
+)
+def batches_on_metal(p: AttentionParams, env: Environment) -> Advice | None:
+    """On Apple's GPUs F.sdpa before 2.12 mixes up sequences of transposed tensors
+
+    Why: its kernels for few queries step from sequence to sequence as in contiguous tensors [b, h, s, d];
+    those that a model transposes from [b, s, h, d] are not.
+    Fix: PyTorch 2.12, or .contiguous() after the transpose.
+    Source: pytorch#181133, pytorch#181151; pytorch#163597 (2.8.0), pytorch#170837.
+    """
+    if not _few_queries(p, env) or p.batch_size == 1 or p.layout.kv_format == "bhsd":
+        return None
+    return _said(env, "mixes up sequences of transposed tensors (#181133)", "2.12")
+
+
+_OF_A_BATCH = {"attn_mask_type": "arbitrary", "max_seqlen_kv": 512, "qkv_layout": "bhsd_bhsd_bhsd"}
+
+
+@hint(
+    "TORCH004",
+    when=torch(">=2.8.0,<2.13.0"),
+    evidence="reported",
+    fires_on={**_DECODED, **_OF_A_BATCH, "torch": "2.12.1", "tensors": mask_of(2, 1, 1, 512)},
+    passes={**_DECODED, **_OF_A_BATCH, "torch": "2.12.1", "tensors": mask_of(2, 16, 1, 512)},
+)
+def masks_of_a_batch_on_metal(p: AttentionParams, env: Environment) -> Advice | None:
+    """On Apple's GPUs F.sdpa before 2.13 gives all sequences the first one's mask
+
+    Why: its kernels for few queries count heads of all sequences alike, and step by heads alone through a
+    mask that has one for all heads.
+    Fix: PyTorch 2.13, or a mask expanded and copied to every head.
+    Source: pytorch#184180 (mask [2, 1, 8, 8]).
+    """
+    mask = p.tensors.mask
+    if not _few_queries(p, env) or mask is None or len(mask.shape) != 4:
+        return None
+    if p.batch_size == 1 or p.num_heads == 1 or mask.shape[0] == 1 or mask.shape[1] != 1:
+        return None
+    return _said(env, "gives all sequences the first one's mask (#184180)", "2.13")

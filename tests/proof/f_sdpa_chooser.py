@@ -3,7 +3,7 @@
 Each condition stands with its line: in sdp_utils.cpp the line of its warning, as the machine code of the
 wheel's libtorch_cuda.so holds it, for 2.4 the source's; in sdp_utils_cpp.h that of the function in the
 header of the wheel. Where a library tells no line, the function's name. Releases: 2.2.2, 2.3.1, 2.4.0,
-2.5.0, 2.5.1, 2.6.0, 2.7.1, 2.8.0, 2.9.1, 2.10.0, 2.11.0, 2.12.0, 2.13.0 and 2.14.1.
+2.5.0, 2.5.1, 2.6.0, 2.7.1, 2.8.0, 2.9.1, 2.10.0, 2.11.0, 2.12.0, 2.13.0, 2.14.1 and 2.15.0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 Release = tuple[int, int, int]
 RELEASES: tuple[Release, ...] = (
     *((2, 2, 2), (2, 3, 1), (2, 4, 0), (2, 5, 0), (2, 5, 1), (2, 6, 0), (2, 7, 1), (2, 8, 0), (2, 9, 1)),
-    *((2, 10, 0), (2, 11, 0), (2, 12, 0), (2, 13, 0), (2, 14, 1)),
+    *((2, 10, 0), (2, 11, 0), (2, 12, 0), (2, 13, 0), (2, 14, 1), (2, 15, 0)),
 )
 
 # sdp_utils.cpp, line of the warning: flash's head_dim, mem-efficient's, flash's GPUs, mem-efficient's GPUs,
@@ -34,6 +34,7 @@ C_LINES = {
     (2, 12, 0): (180, 255, 342, 402, 436, 457, 659, 730, 534, 540),
     (2, 13, 0): (199, 285, 443, 503, 537, 558, 772, 843, 647, 653),
     (2, 14, 1): (213, 299, 457, 517, 551, 572, 863, 934, 672, 678),
+    (2, 15, 0): (292, 388, 547, 607, 643, 666, 1006, 1077, 806, 813),
 }
 FLASH_HEAD, MEM_HEAD, FLASH_GPU, MEM_GPU, GRAD, CAUSAL, CUDNN_GPU, DETERMINISTIC, LIMIT, EIGHT = range(10)
 
@@ -54,6 +55,7 @@ H_LINES = {
     (2, 12, 0): (260, 270, 304, 379, 477, 493, 82),
     (2, 13, 0): (260, 270, 323, 398, 496, 512, 82),
     (2, 14, 1): (279, 289, 342, 420, 525, 541, 101),
+    (2, 15, 0): (277, 287, 341, 429, 537, 555, 99),
 }
 MASK, MASK_SHAPE, RANK, HEADS, LENGTHS, STRIDES, DTYPE = range(7)
 H_NAMES = (
@@ -65,28 +67,35 @@ H_NAMES = (
 ONE_KEY = {
     **{(2, 6, 0): 408, (2, 7, 1): 445, (2, 8, 0): 458, (2, 9, 1): 495, (2, 10, 0): 540},
     **{(2, 11, 0): 555, (2, 12, 0): 567, (2, 13, 0): 680, (2, 14, 1): 705},
+    (2, 15, 0): 843,
 }
 ONE_QUERY = {
     **{(2, 6, 0): 408, (2, 7, 1): 445, (2, 8, 0): 458, (2, 9, 1): 501, (2, 10, 0): 546},
     **{(2, 11, 0): 561, (2, 12, 0): 573, (2, 13, 0): 686, (2, 14, 1): 711},
+    (2, 15, 0): 849,
 }
 DROPOUT_VERSIONS = {
     **{(2, 9, 1): 674, (2, 10, 0): 719, (2, 11, 0): 745, (2, 12, 0): 757, (2, 13, 0): 870},
-    (2, 14, 1): 985,
+    **{(2, 14, 1): 985, (2, 15, 0): 1128},
 }
-SIXTEENTHS = {(2, 12, 0): 489, (2, 13, 0): 590, (2, 14, 1): 604}
-GRID = {(2, 13, 0): 605, (2, 14, 1): 619}
-OFFSET = {(2, 13, 0): 356, (2, 14, 1): 370}
+SIXTEENTHS = {(2, 12, 0): 489, (2, 13, 0): 590, (2, 14, 1): 604, (2, 15, 0): 699}
+GRID = {(2, 13, 0): 605, (2, 14, 1): 619, (2, 15, 0): 735}
+OFFSET = {(2, 13, 0): 356, (2, 14, 1): 370, (2, 15, 0): 460}
+DECODE = {(2, 14, 1): 648, (2, 15, 0): 780}
+WIDE_BACKWARD = {(2, 14, 1): 772, (2, 15, 0): 915}
+HALF_TILE = {(2, 15, 0): 770}
+FLASH_GRID = {(2, 15, 0): 717}
 
 
 class Case(NamedTuple):
-    """One call on one GPU. ``cudnn``: as cudnnGetVersion() writes it; ``cuda``: the build's major version.
+    """One call on one GPU. ``cudnn``: as cudnnGetVersion() writes it; ``cuda``: the build's, as 128 for 12.8.
+    ``impl``: what activate_flash_attention_impl put behind flash.
     ``mask``: shape, type and whether it requires a gradient; ``step``: the last stride of q; ``offset``:
     bytes that q begins after a boundary of 16; ``gqa``: enable_gqa."""
 
     arch: int = 90
     cudnn: int = 91002
-    cuda: int = 12
+    cuda: int = 128
     dtype: str = "bf16"
     b: int = 2
     h: int = 16
@@ -107,6 +116,7 @@ class Case(NamedTuple):
     offset: int = 0
     env: tuple[tuple[str, str], ...] = ()
     off: tuple[str, ...] = ()
+    impl: str = "FA2"
 
     @property
     def major(self) -> int:
@@ -155,10 +165,11 @@ def order(r: Release, c: Case) -> tuple[str, ...]:
         return ahead if c.major > 8 else ("flash", "cudnn", "mem_efficient", "math")
     if r < (2, 9, 0):
         return behind
-    if r < (2, 10, 0):  # the wheel for CUDA 12 is compiled with 90800, which is not >= 90900
-        prefers = c.cuda >= 13 and c.major in (9, 10) and c.minor == 0
+    if r < (2, 10, 0):  # CUDNN_VERSION >= 90900, of the build: install_cuda.sh at v2.9.0
+        compiled = {126: 91002, 128: 90800, 129: 91002, 130: 91300}[c.cuda]
+        prefers = compiled >= 90900 and c.major in (9, 10) and c.minor == 0
         return ahead if prefers and said.get("TORCH_CUDNN_SDPA_PREFERRED") != "0" else behind
-    minors = range(10) if r >= (2, 13, 0) and c.cuda >= 13 else (0, 3)
+    minors = range(10) if r >= (2, 13, 0) and c.cuda >= 130 else (0, 3)
     prefers = c.cudnn > 91500 and c.major in (9, 10) and c.minor in minors
     return ahead if prefers and said.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1" else behind
 
@@ -200,7 +211,11 @@ def _wrong_rank(r: Release, c: Case) -> bool:
 def flash(r: Release, c: Case) -> Checks:
     yield _h(r, RANK), _wrong_rank(r, c)
     yield _h(r, MASK), c.mask is not None
-    yield _c(r, FLASH_HEAD), c.d != c.e or c.d > 256
+    fa4 = c.impl == "FA4" and r >= (2, 15, 0)
+    if fa4:  # check_fa4_constraints
+        yield "sdp_utils.cpp:209", c.major not in (9, 10)
+        yield "sdp_utils.cpp:215", c.dropout != 0
+    yield _c(r, FLASH_HEAD), _not_fa4_s(c) if fa4 else c.d != c.e or c.d > 256
     yield _c(r, FLASH_GPU), not 80 <= c.arch <= _last(r)
     small = 86 <= c.arch <= 89 or (r >= (2, 7, 0) and 120 <= c.arch <= _last(r))
     narrow = c.d <= 192 or (r >= (2, 3, 0) and c.d > 224 and not c.dropout)
@@ -208,8 +223,19 @@ def flash(r: Release, c: Case) -> Checks:
     yield _c(r, CAUSAL), c.causal and c.s_q != c.s_kv
     yield _h(r, DTYPE), c.dtype not in (("bf16", "fp16") if c.major >= 8 else ("fp16",))
     yield _h(r, HEADS), _heads(r, c, supports_gqa=True)
+    if r in FLASH_GRID:
+        yield f"sdp_utils.cpp:{FLASH_GRID[r]}", c.b > 65535 or c.h > 65535
     yield _h(r, LENGTHS), 0 in (c.s_q, c.s_kv)
     yield _h(r, STRIDES), _strides(c, ignore_singleton=r >= (2, 3, 0))
+
+
+def _not_fa4_s(c: Case) -> bool:
+    """Head dimensions that check_head_dim_size_flash of 2.15 refuses where FA4 is behind flash."""
+    if not (c.d > 0 and c.e > 0):
+        return True
+    if c.major == 9:
+        return c.d > 256 or c.e > 256
+    return c.major != 10 or (max(c.d, c.e) > 128 and (c.d, c.e) not in ((192, 128), (256, 256)))
 
 
 def efficient(r: Release, c: Case) -> Checks:
@@ -255,19 +281,22 @@ def cudnn(r: Release, c: Case) -> Checks:
         yield _h(r, HEADS), _heads(r, c, supports_gqa=True)
     if r in GRID:
         yield f"sdp_utils.cpp:{GRID[r]}", c.b > 65535 or c.h > 65535
-    if r >= (2, 14, 0):
+    if r in HALF_TILE:  # of query alone, under no_grad too
+        tile = c.arch == 90 and not c.causal and c.grad and c.s_kv % 128 == 64
+        yield f"sdp_utils.cpp:{HALF_TILE[r]}", tile and c.cudnn < 92600
+    if r in DECODE:
         wrong = 91900 <= c.cudnn <= 92500 and not 92401 <= c.cudnn <= 92499
-        yield "sdp_utils.cpp:648", c.s_q == 1 and wrong and c.major in (10, 11)
+        yield f"sdp_utils.cpp:{DECODE[r]}", c.s_q == 1 and wrong and c.major in (10, 11)
     limit = _limit(r, c)
     yield _c(r, LIMIT), c.d > limit or c.e > limit
     yield _c(r, EIGHT), bool(c.d % 8 or c.e % 8)
     if r in ONE_KEY:
         yield f"sdp_utils.cpp:{ONE_KEY[r]}", c.s_kv == 1
         yield f"sdp_utils.cpp:{ONE_QUERY[r]}", c.s_q == 1 and (r < (2, 9, 0) or c.dropout > 0)
-    if r >= (2, 14, 0) and _limit(r, c._replace(d=256)) == 256:
+    if r in WIDE_BACKWARD and _limit(r, c._replace(d=256)) == 256:
         pairs = ((192, 128), (256, 256))
         wide = max(c.d, c.e) > 128 and (c.d, c.e) not in pairs
-        yield "sdp_utils.cpp:772", c.grad and wide
+        yield f"sdp_utils.cpp:{WIDE_BACKWARD[r]}", c.grad and wide
 
 
 def _mask_fits(c: Case) -> bool:

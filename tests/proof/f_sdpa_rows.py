@@ -58,6 +58,9 @@ EDGES: tuple[dict[str, Any], ...] = (
     {"s_q": 1, "dropout": 0.125, "grad": True},
     {"s_q": 1, "groups": 4},
     {"s_q": 1, "s_kv": 4096, "mask": ((2, 1, 1, 4096), "bool", False)},
+    *({"s_kv": length, "grad": True} for length in (448, 576)),
+    {"s_kv": 448, "s_q": 448, "grad": True, "causal": True},
+    {"s_kv": 448},
     {"s_q": 0},
     {"s_kv": 0},
     {"rank": 3},
@@ -89,13 +92,22 @@ LIBRARIES = (90100, 90501, 90700, 91002, 91100, 91101, 91400, 91500, 91501, 9190
 
 def cases() -> list[Case]:
     """Every edge on every GPU, and with every cuDNN that some check names where cuDNN could be taken."""
-    shapes = [edge for edge in EDGES if not edge or edge.keys() & {"d", "dropout", "s_q", "mask"}]
+    shapes = [edge for edge in EDGES if not edge or edge.keys() & {"d", "dropout", "s_q", "s_kv", "mask"}]
     made = [Case(arch=arch, **edge) for arch in GPUS for edge in EDGES]
     for arch in (80, 90, 100, 103, 110):
         for cudnn in LIBRARIES:
-            cuda = 12 if cudnn < 91500 else 13
+            cuda = 128 if cudnn < 91500 else 130
             made += [Case(arch=arch, cudnn=cudnn, cuda=cuda, **edge) for edge in shapes]
+        made += [Case(arch=arch, cuda=cuda) for cuda in (126, 129, 130)]
+    made += [
+        Case(arch=arch, impl="FA4", **edge) for arch in (80, 90, 100, 120) for edge in EDGES if _wide(edge)
+    ]
     return made
+
+
+def _wide(edge: dict[str, Any]) -> bool:
+    """Where what stands behind the flash kernel counts: head dimensions, dropout."""
+    return not edge or bool(edge.keys() & {"d", "dropout"} and edge.keys() <= {"d", "e", "dropout", "grad"})
 
 
 class Row(NamedTuple):
@@ -119,7 +131,7 @@ class Row(NamedTuple):
 
 _ALL = (2, 2, 0)
 _END = (99, 0, 0)
-_OWN = {"cudnn": 92000, "cuda": 13}  # what the wheels of 2.12 and 2.13 bring
+_OWN = {"cudnn": 92000, "cuda": 130}  # what the wheels of 2.12 and 2.13 bring
 
 ROWS = (
     Row(_ALL, (2, 5, 0), Case(), "flash", "2.4.0 sdp_utils.cpp:48, 488: cuDNN is first and not opted in"),
@@ -127,6 +139,19 @@ ROWS = (
     Row((2, 5, 0), (2, 5, 1), Case(arch=80), "flash", "2.5.0 select_sdp_backend: second elsewhere"),
     Row((2, 5, 1), (2, 9, 0), Case(), "flash", "2.5.1 select_sdp_backend: behind math"),
     Row((2, 9, 0), (2, 10, 0), Case(), "flash", "2.9.1 can_use_cudnn_attention: compiled with 90800"),
+    Row((2, 9, 0), (2, 10, 0), Case(cuda=126), "cudnn", "2.9.0 install_cuda.sh, install_126: 9.10.2.21"),
+    Row((2, 9, 0), (2, 10, 0), Case(cuda=129), "cudnn", "2.9.0 install_cuda.sh, install_129: 9.10.2.21"),
+    Row((2, 9, 0), (2, 10, 0), Case(arch=103, cuda=129), "flash", "2.9.1 select_sdp_backend: minor 0"),
+    Row((2, 15, 0), _END, Case(s_kv=448, grad=True, **_OWN), "flash", "2.15.0 sdp_utils.cpp:770"),
+    Row((2, 10, 0), (2, 15, 0), Case(s_kv=448, grad=True, **_OWN), "cudnn", "2.15.0 sdp_utils.cpp:770"),
+    Row((2, 15, 0), _END, Case(s_kv=448, **_OWN), "cudnn", "2.15.0 sdp_utils.cpp:770: a gradient"),
+    Row(
+        (2, 15, 0), _END, Case(arch=80, b=65536, s_q=16, s_kv=16), "mem_efficient", "2.15.0 sdp_utils.cpp:717"
+    ),
+    Row((2, 15, 0), _END, Case(arch=80, impl="FA4"), "mem_efficient", "2.15.0 sdp_utils.cpp:209"),
+    Row((2, 15, 0), _END, Case(d=192, e=128, impl="FA4"), "flash", "2.15.0 sdp_utils.cpp:234"),
+    Row((2, 15, 0), _END, Case(arch=100, d=256, e=256, impl="FA4"), "flash", "2.15.0 sdp_utils.cpp:249"),
+    Row((2, 15, 0), _END, Case(arch=100, d=192, e=192, impl="FA4"), "mem_efficient", "2.15.0 …:241"),
     Row((2, 10, 0), _END, Case(cudnn=91500), "flash", "2.10.0 select_sdp_backend: 91500 is not above 91500"),
     Row((2, 10, 0), _END, Case(cudnn=91501), "cudnn", "2.10.0 select_sdp_backend: sm90, 91501"),
     Row((2, 10, 0), _END, Case(arch=100, cudnn=91501), "cudnn", "2.10.0 select_sdp_backend: sm100"),
@@ -202,22 +227,22 @@ ROWS = (
     Row((2, 10, 0), _END, Case(s_q=1, **_OWN), "cudnn", "2.10.0 sdp_utils.cpp:546: without dropout"),
     Row((2, 10, 0), (2, 14, 0), Case(arch=100, s_q=1, **_OWN), "cudnn", "2.13.0 sdp_utils.cpp:680"),
     Row((2, 14, 0), _END, Case(arch=100, s_q=1, **_OWN), "flash", "2.14.1 sdp_utils.cpp:648"),
-    Row((2, 14, 0), _END, Case(arch=100, s_q=1, cudnn=92401, cuda=13), "cudnn", "2.14.1: 92401 to 92499"),
+    Row((2, 14, 0), _END, Case(arch=100, s_q=1, cudnn=92401, cuda=130), "cudnn", "2.14.1: 92401 to 92499"),
     Row(
         (2, 10, 0), (2, 14, 0), Case(d=256, e=256, **_OWN), "cudnn", "2.10.0 sdp_utils.cpp:507: sm90, > 90999"
     ),
     Row((2, 14, 0), _END, Case(d=256, e=256, **_OWN), "flash", "2.14.1 sdp_utils.cpp:672: > 92200"),
-    Row((2, 14, 0), _END, Case(d=256, e=256, cudnn=92300, cuda=13), "cudnn", "2.14.1 sdp_utils.cpp:672"),
+    Row((2, 14, 0), _END, Case(d=256, e=256, cudnn=92300, cuda=130), "cudnn", "2.14.1 sdp_utils.cpp:672"),
     Row((2, 10, 0), (2, 11, 0), Case(arch=100, d=192, e=128, **_OWN), "mem_efficient", "2.10.0 …:507"),
     Row((2, 11, 0), _END, Case(arch=100, d=192, e=128, **_OWN), "cudnn", "2.11.0 sdp_utils.cpp:522"),
     Row(
         (2, 14, 0),
         _END,
-        Case(d=256, e=192, grad=True, cudnn=92300, cuda=13),
+        Case(d=256, e=192, grad=True, cudnn=92300, cuda=130),
         "mem_efficient",
         "2.14.1 sdp_utils.cpp:772",
     ),
-    Row((2, 13, 0), _END, Case(b=65536, s_q=16, s_kv=16, **_OWN), "flash", "2.13.0 sdp_utils.cpp:605"),
+    Row((2, 13, 0), (2, 15, 0), Case(b=65536, s_q=16, s_kv=16, **_OWN), "flash", "2.13.0 …:605"),
     Row((2, 13, 0), _END, Case(arch=80, offset=2, mask=FULL), "math", "2.13.0 sdp_utils.cpp:356"),
     Row(
         _ALL,

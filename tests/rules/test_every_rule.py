@@ -141,7 +141,7 @@ def test_no_body_states_a_bound_beside_its_condition(path):
 def test_every_candidate_has_rules_and_codes_are_grouped_by_family():
     assert {name for rule in RULES for name in rule.candidates} == set(CANDIDATES)
     assert set(what_was_asked()) <= set(REGISTRY.rules)
-    shared = {"INSTALL", "DEVICE", "POLICY", "MEMORY", "RUNTIME", "CP", "BUG", "PREF", "HINT", "TE"}
+    shared = {"INSTALL", "DEVICE", "POLICY", "MEMORY", "RUNTIME", "CP", "BUG", "PREF", "HINT", "TE", "TORCH"}
     assert {page.family for page in PAGES} == shared | {record.family for record in CANDIDATES.values()}
 
 

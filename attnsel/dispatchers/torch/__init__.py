@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
+from attnsel.dispatchers.known_bugs import known_bugs
 from attnsel.dispatchers.torch.checks import CheckInput, Objection, checked_codes, objections
 from attnsel.dispatchers.torch.switches import SWITCHES, held, read
 from attnsel.environment import Environment, require_known_torch
@@ -187,7 +188,7 @@ _READ = tuple(
     Version.parse(text)
     for text in (
         *("2.2.2", "2.3.1", "2.4.0", "2.5.0", "2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1"),
-        *("2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1"),
+        *("2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"),
     )
 )
 """2.4.0 as source (MetaX-MACA/mcPytorch, commit 37348663, whose chooser is PyTorch's); the others as the
@@ -259,9 +260,11 @@ _ZEROS = Offer("zeros", "", note="there is no query or no key: zeros, and no ker
 
 
 class _Kernel(NamedTuple):
-    """One kernel judged: what the chooser has against it, and what else attnsel knows of such a call."""
+    """One kernel judged: what the chooser has against it, and what else attnsel knows of such a call.
+    ``candidate``: attnsel's, "" for those of Intel's GPUs."""
 
     name: str
+    candidate: str
     against: list[Objection]
     beside: dict[str, Reason]
 
@@ -317,7 +320,20 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
         error=outcome.error,
         switches=tuple(sorted(switches.items())),
         notes=() if outcome.impossible else notes,
+        known_bugs=_known_bugs(outcome, asked),
     )
+
+
+def _known_bugs(outcome: _Outcome, asked: CheckInput) -> tuple[Refusal, ...]:
+    """Those of the kernel that computes."""
+    if outcome.chosen is None or outcome.error:
+        return ()
+    found = known_bugs("torch", outcome.chosen.candidate, asked.p, asked.env)
+    if outcome.chosen.name == "cudnn" and asked.release < (2, 5):
+        where = "scaled_dot_product_attention, v2.4.0 attention.cpp, line 668"
+        text = "Before PyTorch 2.5 F.sdpa calls cuDNN without the mask it is given"
+        return (Refusal(text, where, "SDPA720"),) if asked.mask is not None else ()
+    return found
 
 
 def _outcome(p: AttentionParams, kernels: list[_Kernel], asked: CheckInput) -> _Outcome:
@@ -332,8 +348,8 @@ def _outcome(p: AttentionParams, kernels: list[_Kernel], asked: CheckInput) -> _
         if not kernel.against:
             raised = _raised(kernel, asked)
             return _Outcome(kernel, raised, "" if raised is None else raised.text)
-    cpu = asked.env.device.type == "cpu"
-    every = {"flash", "math"} if cpu else {"flash", "mem_efficient", "math", "cudnn"}
+    here = {"cpu": {"flash", "math"}, "xpu": {"overrideable", "flash", "math"}}
+    every = here.get(asked.env.device.type, {"flash", "mem_efficient", "math", "cudnn"})
     return _Outcome(error=_ALL_OFF if every <= set(asked.held.off) else _NOTHING_LEFT)
 
 
@@ -341,23 +357,26 @@ def _ordered(order: SdpaOrder, priority: tuple[str, ...]) -> SdpaOrder:
     """What a user's own priority makes of the order: those that it names first."""
     if not priority:
         return order
-    first = [_CANDIDATES[name] for name in priority if _CANDIDATES[name] in order.kernels]
+    named = {_NAMES.get(candidate, candidate): candidate for candidate in order.kernels}
+    first = [named[name] for name in priority if name in named]
     kernels = (*first, *(name for name in order.kernels if name not in first))
     return order._replace(kernels=kernels, by_cudnn="")
 
 
 def _judged(candidate: str, asked: CheckInput) -> _Kernel:
-    name = _NAMES[candidate]
+    name = _NAMES.get(candidate, candidate)
+    ours = candidate if candidate in _NAMES else ""
+    about = ours or "sdpa.math"  # of what every kernel needs, the rules about that one speak
     sure: dict[str, Reason] = {}
     beside: dict[str, Reason] = {}
-    for reason in findings(asked.p, asked.env, among=(candidate,))[candidate]:
+    for reason in findings(asked.p, asked.env, among=(about,))[about]:
         experimental = reason.required == EXPERIMENTAL
         if experimental and asked.held.experimental:
             continue
         (beside if reason.unknown and not experimental else sure)[reason.code] = reason
     checked = checked_codes(name, asked)
     beside |= {code: reason for code, reason in sure.items() if code not in checked}
-    return _Kernel(name, objections(name, asked, sure), beside)
+    return _Kernel(name, ours, objections(name, asked, sure), beside if ours else {})
 
 
 def _impossible(p: AttentionParams, kernels: list[_Kernel]) -> str:
@@ -414,7 +433,7 @@ def _offer(kernel: _Kernel, asked: CheckInput, left: bool, outcome: _Outcome) ->
         switch = asked.held.off.get(kernel.name, "") if made.text == "turned off" else ""
         source = f"{made.check.name}, {made.check.file}, torch {release}"
         refusals.append(Refusal(made.text, source, made.code, switch, told))
-    return Offer(kernel.name, _CANDIDATES[kernel.name], tuple(refusals), _way(kernel, asked))
+    return Offer(kernel.name, kernel.candidate, tuple(refusals), _way(kernel, asked))
 
 
 def _way(kernel: _Kernel, asked: CheckInput) -> str:
@@ -430,6 +449,8 @@ def _way(kernel: _Kernel, asked: CheckInput) -> str:
         if p.gqa and asked.held.enable_gqa and asked.release >= (2, 5):
             parts.append("repeats k and v")
         return ", ".join(parts)
+    if asked.env.device.type == "xpu":
+        return "oneDNN's kernel" if kernel.name == "overrideable" else "FlashAttention by SYCL-TLA"
     if mask is not None and mask.dtype == "bool" and not kernel.against:
         return f"turns the bool mask into {p.dtype} on every call"
     return ""
@@ -452,8 +473,6 @@ def _notes(chosen: _Kernel | None, order: SdpaOrder, asked: CheckInput) -> list[
         notes.append(
             "TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1: one plan serves many lengths where there is no mask"
         )
-    if chosen.name == "cudnn" and (2, 3) <= asked.release < (2, 5) and asked.mask is not None:
-        notes.append("cuDNN is called without the mask in torch 2.3 and 2.4: wrong numbers")
     known = {*_DONE_BY_F_SDPA, *_RAISES.get(chosen.name, ()), *_CANNOT_BROADCAST}
     for code, reason in chosen.beside.items():
         if code.startswith(("SDPA", "BUG")) and code not in known:

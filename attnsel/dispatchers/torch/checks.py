@@ -8,6 +8,7 @@ The releases were read as ``_READ`` beside says; no GPU ran any of it here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from attnsel.verdicts.reasons import Reason
 HEADER = "sdp_utils_cpp.h"
 CUDA = "cuda/sdp_utils.cpp"
 CPU = "sdp_utils_cpp.cpp"
+XPU = "mkldnn/xpu/Attention.cpp"
+XPU_FLASH = "transformers/xpu/sdp_utils.cpp"
 _NEVER = (99,)
 _HALF = ("bf16", "fp16")
 _VECTOR = 16  # bytes
@@ -218,6 +221,35 @@ def _has_fa3_in_fp8(asked: CheckInput) -> bool:
     )
 
 
+def _asks_fa4(asked: CheckInput) -> bool:
+    """userEnabledFA4SDP: from 2.15 on the chooser knows what activate_flash_attention_impl put there."""
+    return asked.held.impl == "FA4" and asked.release >= (2, 15)
+
+
+def _fa4_head_dims(asked: CheckInput) -> tuple[str, str] | None:
+    """check_head_dim_size_flash of 2.15, lines 234 to 250: FA4's own limits, in the machine code."""
+    d, e = asked.p.head_dim_qk, asked.p.head_dim_v
+    pairs = asked.arch == 90 or (d, e) in ((192, 128), (256, 256))
+    if asked.arch == 90 and max(d, e) > 256:
+        return (f"head_dim_qk and head_dim_v are {d} and {e}, FA4 takes at most 256", "SDPA122")
+    if not pairs and max(d, e) > 128:
+        return (f"head_dim_qk and head_dim_v are {d} and {e}, FA4 takes 128, 192/128 or 256/256", "SDPA122")
+    return None
+
+
+def _half_filled_tile(asked: CheckInput) -> tuple[str, str] | None:
+    """check_cudnn_tensor_shapes of 2.15, line 770; whatever the mask is, and for a gradient of q."""
+    p, cudnn = asked.p, asked.env.cudnn
+    if asked.arch != 90 or p.causal or not p.is_training or p.max_seqlen_kv % 128 != 64:
+        return None
+    if cudnn is None or cudnn >= (9, 26):
+        return None
+    return (
+        f"max_seqlen_kv is {p.max_seqlen_kv}, 64 more than a multiple of 128, and cuDNN is {cudnn}",
+        "BUG006",
+    )
+
+
 def _wants_whole_vectors(asked: CheckInput) -> bool:
     """minimum_gemm_alignment: 1 without tensor cores."""
     half = asked.p.dtype in _HALF
@@ -233,6 +265,7 @@ _DENSE_FLASH = (
     Check("check_batch_size_and_num_heads_dense", HEADER, ("SDPA806",), before=(2, 8)),
     Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups, since=(2, 5)),
     _BATCHES,
+    Check("check_flash_attention_grid_size", CUDA, ("SDPA109",), since=(2, 15)),
     Check("check_nonzero_sequence_lengths_dense", HEADER, ("DEVICE002",)),
     Check("check_last_dim_stride_equals_1_dense", HEADER, own=_stride),
 )
@@ -250,7 +283,14 @@ FLASH_ON_GPUS = (
     Check("USE_FLASH_ATTENTION", CUDA, ("SDPA811", "SDPA802")),
     _RANK,
     Check("check_for_attn_mask", HEADER, ("SDPA101",)),
-    Check("check_head_dim_size_flash", CUDA, ("SDPA104", "SDPA105", "SDPA805")),
+    Check("check_fa4_constraints", CUDA, ("SDPA120", "SDPA121"), where=_asks_fa4),
+    Check("check_head_dim_size_flash", CUDA, own=_fa4_head_dims, where=_asks_fa4),
+    Check(
+        "check_head_dim_size_flash",
+        CUDA,
+        ("SDPA104", "SDPA105", "SDPA805"),
+        where=lambda asked: not _asks_fa4(asked),
+    ),
     Check(
         "check_flash_attention_hardware_support",
         CUDA,
@@ -333,9 +373,10 @@ CUDNN_CHECKS = (
     Check(
         "check_cudnn_tensor_shapes",
         CUDA,
-        tuple(f"SDPA3{number:02}" for number in range(6, 15)),
+        (*(f"SDPA3{number:02}" for number in range(6, 15)), "SDPA317"),
         since=(2, 5),
     ),
+    Check("check_cudnn_tensor_shapes", CUDA, own=_half_filled_tile, since=(2, 15)),
     Check("check_cudnn_tensor_shapes", CUDA, ("SDPA320",), since=(2, 6)),
     Check("check_cudnn_tensor_shapes", CUDA, ("SDPA322",), since=(2, 6), before=(2, 9)),
     Check("check_cudnn_tensor_shapes", CUDA, ("SDPA321",), since=(2, 9)),
@@ -357,11 +398,53 @@ FLASH_ON_CPUS = (
     Check("check_tensor_dtype", HEADER, ("SDPA003", "SDPA732")),
 )
 
+FOR_XPU = (
+    Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups),
+    _BATCHES,
+    _EMPTY,
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_any_stride),
+)
+FOR_ONEDNN = (*_MASK_SHAPE, Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride))
+_SYCL = re.compile(r"pvc|ponte|\bmax 1\d\d\d|bmg|battlemage|\bb(50|60|70|570|580)\b|^xpu$|^$")
+"""Ponte Vecchio and Battlemage (pytorch#167057); a GPU without a name may be one."""
+
+
+def _on_xpu(kernel: str, asked: CheckInput) -> list[Objection]:
+    """What Intel's choosers have against their kernels beside the shared checks; no rule is about these."""
+    p, device, rank = asked.p, asked.env.device.name or "xpu", asked.p.tensors.rank
+    d, e = p.head_dim_qk, p.head_dim_v
+    dims, dtype = f"head_dim_qk and head_dim_v are {d} and {e}, needs", f"dtype is {p.dtype}, needs"
+    near = asked.env.platform == "linux" and bool(_SYCL.search(device.casefold()))
+    square = not p.causal or p.max_seqlen_q == p.max_seqlen_kv
+    said: tuple[tuple[str, bool, str], ...] = (
+        ("check_for_dropout", not p.dropout, f"attention_dropout is {p.attention_dropout:g}"),
+        ("check_tensor_shapes", rank == 4 or (rank == 3 and asked.release >= (2, 14)), f"{rank} dimensions"),
+    )
+    if kernel == "overrideable":
+        said += (
+            ("check_head_dim_size_xpu", max(d, e) <= 576, f"{dims} at most 576"),
+            ("check_no_grad", not p.is_training, "q, k or v require a gradient"),
+            ("check_tensor_dtype", p.dtype in ("fp32", *_HALF), f"{dtype} fp32, bf16 or fp16"),
+        )
+    else:
+        said += (
+            ("check_flash_attention_hardware_support", near, f"the GPU is {device} on {asked.env.platform}"),
+            ("check_for_attn_mask", asked.mask is None, "there is an attn_mask"),
+            ("check_flash_causal_non_square_seqlens", square, "is_causal over other lengths"),
+            ("check_flash_attention_datatype", p.dtype in _HALF, f"{dtype} bf16 or fp16"),
+            ("check_flash_attention_head_dim_size", d == e <= 192, f"{dims} one of at most 192"),
+            ("check_flash_attention_deterministic", not asked.held.deterministic, "deterministic algorithms"),
+        )
+    file = XPU if kernel == "overrideable" else XPU_FLASH
+    return [Objection(Check(name, file), text) for name, holds, text in said if not holds]
+
+
 _TURNED_OFF = {
     "flash": ("check_runtime_disabled_flash", HEADER),
     "mem_efficient": ("check_runtime_disabled_mem_efficient", HEADER),
     "cudnn": ("check_runtime_disabled_cudnn", CUDA),
     "math": ("select_sdp_backend", CUDA),
+    "overrideable": ("select_sdp_backend_xpu", XPU),
 }
 
 
@@ -373,6 +456,8 @@ def objections(kernel: str, asked: CheckInput, found: Mapping[str, Reason]) -> l
     made: list[Objection] = []
     if kernel in asked.held.off:
         made.append(Objection(Check(*_TURNED_OFF[kernel]), "turned off", silent=kernel == "math"))
+    if asked.env.device.type == "xpu" and kernel != "math":
+        made += _on_xpu(kernel, asked)
     for check in _of(kernel, asked):
         if check.holds_for(asked):
             made += check.objections(asked, found)
@@ -385,6 +470,8 @@ def checked_codes(kernel: str, asked: CheckInput) -> frozenset[str]:
 
 
 def _of(kernel: str, asked: CheckInput) -> tuple[Check, ...]:
+    if asked.env.device.type == "xpu":
+        return {"overrideable": (*FOR_XPU, *FOR_ONEDNN), "flash": FOR_XPU}.get(kernel, ())
     if kernel == "flash":
         return FLASH_ON_GPUS if asked.gpu else FLASH_ON_CPUS
     return {"mem_efficient": EFFICIENT_ON_GPUS, "cudnn": CUDNN_CHECKS}.get(kernel, ())

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
@@ -14,7 +15,6 @@ from attnsel.params import AttentionParams
 from attnsel.rules.sdpa.platforms import EXPERIMENTAL
 from attnsel.verdicts.dispatch import Switch
 
-_BOOL = ("true", "false")
 _ONE = ("0", "1")
 _KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 _OPT_IN = "TORCH_CUDNN_SDPA_ENABLED"
@@ -46,53 +46,9 @@ _NUMBERS = {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn"}
 _UNTOUCHED = ((1, 2, 0, 3), (3, 1, 2, 0))
 """The priority order as it is built in, and as F.sdpa itself sets it where cuDNN goes first."""
 
-SWITCHES = (
-    Switch(
-        "sdpa_kernel",
-        (),
-        f"the kernels that are left, with commas: {', '.join(_KERNELS)}",
-        "torch.nn.attention.sdpa_kernel",
-    ),
-    Switch(
-        "set_priority",
-        _BOOL,
-        "sdpa_kernel's order is the order to try them in (torch 2.6, not on CPUs)",
-        "torch/nn/attention/__init__.py, _sdpa_kernel",
-    ),
-    *(
-        Switch(
-            f"enable_{name}_sdp",
-            _BOOL,
-            f"the {name} kernel may be taken",
-            f"torch.backends.cuda.enable_{name}_sdp",
-        )
-        for name in _KERNELS
-    ),
-    Switch(
-        "enable_gqa",
-        _BOOL,
-        "the argument of the call; true where key/value heads are fewer, unless said",
-        "scaled_dot_product_attention, torch 2.5",
-    ),
-    Switch(
-        _IMPL,
-        ("FA2", "FA3", "FA4"),
-        "what stands behind the flash kernel in the whole process",
-        "torch.nn.attention, torch 2.10",
-    ),
-    Switch(
-        "use_deterministic_algorithms",
-        ("true", "false", "warn_only"),
-        "true refuses cuDNN; as the question's deterministic unless said",
-        "check_cudnn_deterministic, sdp_utils.cpp",
-    ),
-    Switch(_REDUCED, _BOOL, "the math kernel keeps half precision between its steps", "torch.backends.cuda"),
-    Switch(_DEPRIORITIZED, _ONE, "1: cuDNN does not go first (torch 2.10)", "sdp_utils.cpp"),
-    Switch(_PREFERRED, _ONE, "0: cuDNN does not go first (torch 2.9)", "sdp_utils.cpp"),
-    Switch(_OPT_IN, _ONE, "1: cuDNN may be taken (torch 2.3 and 2.4)", "sdp_utils.cpp, v2.4.0, line 492"),
-    Switch(_NESTED, _ONE, "1: cuDNN takes nested tensors; nothing for dense ones", "sdp_utils.cpp"),
-    Switch(_AVOID_RECOMPILE, _ONE, "1: one cuDNN plan for many lengths (torch 2.9)", "MHA.cpp"),
-    Switch(_AOTRITON, _ONE, "1: ROCm's kernels on GPUs where they are experimental", "sdp_utils.cpp"),
+SWITCHES = tuple(
+    Switch(row["name"], tuple(row["values"].split()), row["meaning"], row["source"])
+    for row in read_rows("attnsel.dispatchers.torch", "switches")
 )
 
 
@@ -167,15 +123,16 @@ def read(p: AttentionParams, env: Environment, release: Version, switches: Mappi
         for name in _KERNELS
         if switches.get(f"enable_{name}_sdp", "true") == "false"
     }
+    every = (*_KERNELS, "overrideable") if env.device.type == "xpu" else _KERNELS
     listed = _kernels(switches.get("sdpa_kernel"))
     if listed is not None:
         only = f"sdpa_kernel={switches['sdpa_kernel']}"
-        off = {name: off.get(name, only) for name in _KERNELS if name not in listed}
+        off = {name: off.get(name, only) for name in every if name not in listed}
     ordered = listed if switches.get("set_priority") == "true" and env.device.type != "cpu" else None
     stays = _PREFERRED if release < (2, 10) else _DEPRIORITIZED
     deterministic = switches.get("use_deterministic_algorithms")
     return Held(
-        priority=tuple(name for name in ordered or () if name in _KERNELS and release >= (2, 6)),
+        priority=tuple(name for name in ordered or () if name in every and release >= (2, 6)),
         enable_gqa=switches.get("enable_gqa", "true") == "true",
         impl=switches.get(_IMPL, env.torch_flash),
         deterministic=p.deterministic if deterministic is None else deterministic == "true",

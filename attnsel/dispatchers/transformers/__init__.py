@@ -29,8 +29,8 @@ __all__ = ["SWITCHES", "dispatch", "held"]
 
 def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) -> Dispatch:
     """Raises InvalidInput for a value that cannot be read."""
-    asked = read_switches(switches)
-    order = _resolution(asked)
+    asked = read_switches(switches, p)
+    order = _resolution(asked, env)
     tried = [attempt(name, p, env, asked) for name in order]
     named = [name for name, since in NAMES.items() if asked.release >= since]
     others = [attempt(name, p, env, asked) for name in named if name not in order]
@@ -48,19 +48,20 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
         inferred=inferred,
         error=error,
         switches=tuple(sorted(switches.items())),
-        notes=_notes(tried if chosen is None else [chosen], asked),
+        notes=_notes(tried if chosen is None else [chosen], p, env, asked),
+        known_bugs=() if chosen is None else chosen.known_bugs,
     )
 
 
-def _resolution(asked: Switches) -> tuple[str, ...]:
+def _resolution(asked: Switches, env: Environment) -> tuple[str, ...]:
     """The implementations that transformers tries by itself, in its order."""
-    name = asked.implementation
-    if name is None:
+    if asked.implementation is None:
         return ("sdpa", "eager")
-    hub = asked.hub_fallback(name)
-    if hub and asked.kernels:
-        return (name, hub)
-    return (name,)
+    device = env.device.type
+    name = asked.replaced(asked.implementation, device)
+    other = device in ("cuda", "rocm") and not (env.flash_attn is env.flash_attn_3 is None)
+    hub = asked.hub_fallback(name, device, other)
+    return (name, hub) if hub else (name,)
 
 
 def _first_that_runs(tried: list[Attempt]) -> tuple[Attempt | None, str]:
@@ -84,10 +85,23 @@ def _not_asked(one: Attempt, asked: Switches) -> Offer:
     return one.offer(before=(refusal,))
 
 
-def _notes(tried: list[Attempt], asked: Switches) -> tuple[str, ...]:
+def _notes(tried: list[Attempt], p: AttentionParams, env: Environment, asked: Switches) -> tuple[str, ...]:
     notes = [note for one in tried for note in one.notes]
+    device, alibi = env.device.type, p.core_attention_bias_type == "alibi"
     if asked.assumed_release:
         notes.append("the release of transformers is assumed: state it by the switch transformers=VERSION")
+    if (
+        asked.implementation is not None
+        and asked.replaced(asked.implementation, device) != asked.implementation
+    ):
+        notes.append(
+            f"the model names {', '.join(asked.compatible)} in _compatible_flash_implementations, so that "
+            f"{asked.implementation} is replaced"
+        )
+    if not asked.sdpa and not asked.model_flags_set:
+        notes.append("classes of such models say _supports_sdpa = False")
+    if alibi:
+        notes.append("as falcon does it; bloom and mpt have eager alone: the switch _supports_sdpa=false")
     if not asked.model_flags_set:
         notes.append(
             "the model is taken to support every implementation; what its class says otherwise is said by "

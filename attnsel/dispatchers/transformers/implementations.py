@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attnsel.dispatchers import dispatched_by
+from attnsel.dispatchers.known_bugs import known_bugs
 from attnsel.dispatchers.transformers.switches import Switches, is_hub, source
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
@@ -29,7 +30,7 @@ class SdpaCall(NamedTuple):
 
 def sdpa_call(p: AttentionParams, env: Environment, asked: Switches) -> SdpaCall:
     """Source: sdpa_attention_forward and sdpa_mask (see ``releases``)."""
-    masked, why = _mask(p, asked)
+    masked, why = _mask(p, env, asked)
     causal = p.causal and not masked and p.max_seqlen_q > 1
     notes = [f"{why} [{source('mask', asked.release)}]"] if why else []
     changes, heads, note = _heads(p, env, asked, masked)
@@ -39,7 +40,10 @@ def sdpa_call(p: AttentionParams, env: Environment, asked: Switches) -> SdpaCall
         notes.append("q, k and v are copied where they are not contiguous")
     mask = "attn_mask=bool [b, 1, s_q, s_kv]" if masked else "attn_mask=None"
     kind: dict[str, Any] = {"attn_mask_type": "causal" if causal else "no_mask"}
-    if masked and asked.release >= (4, 53):
+    if p.core_attention_bias_type == "alibi":
+        mask = "attn_mask=float [b, h, s_q, s_kv]"
+        kind |= {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_shape": "bhss"}
+    elif masked and asked.release >= (4, 53):
         kind = {"attn_mask_type": "arbitrary"}
     elif masked:
         mask = "attn_mask=float [b, 1, s_q, s_kv]"
@@ -51,12 +55,14 @@ def sdpa_call(p: AttentionParams, env: Environment, asked: Switches) -> SdpaCall
     return SdpaCall(_derived(p, {**kind, **changes}), text, tuple(notes))
 
 
-def _mask(p: AttentionParams, asked: Switches) -> tuple[bool, str]:
+def _mask(p: AttentionParams, env: Environment, asked: Switches) -> tuple[bool, str]:
     """Whether a mask is made, and why, or why not where one might be expected."""
     if p.attn_mask_type == "arbitrary":
         return True, "the model's own mask is passed on"
     if p.has_bias:
         return True, "the bias and causality go into one mask"
+    if p.core_attention_bias_type == "alibi":
+        return True, "ALiBi is added to a causal mask of numbers for every head"
     if p.qkv_format == "thd":
         return True, "packed sequences become one row with a block-diagonal mask of s * s elements"
     if p.padding:
@@ -64,7 +70,8 @@ def _mask(p: AttentionParams, asked: Switches) -> tuple[bool, str]:
     left, right = p.window_size
     if p.windowed and not 0 <= p.max_seqlen_kv <= left and (left, right) not in ((-1, -1), (-1, 0)):
         return True, f"the window ({left}, {right}) becomes a mask of s_q * s_kv elements"
-    if p.causal and p.max_seqlen_q not in (1, p.max_seqlen_kv) and p.bottom_right:
+    on_xpu = env.device.type == "xpu" and (4, 55) <= asked.release < (5,)  # _ignore_causal_mask_sdpa
+    if p.causal and p.max_seqlen_q not in (1, p.max_seqlen_kv) and p.bottom_right and not on_xpu:
         return True, "rows that begin after the first key (a chunk with a cache) need a mask"
     if asked.compiled and asked.release >= (4, 53) and p.causal:
         return True, "a compiled graph cannot read whether there is padding, so that the mask is made"
@@ -81,6 +88,8 @@ def _heads(
     Source: use_gqa_in_sdpa, since 4.54; head dimensions since 5.13 (transformers#46960); pack_gqa and the
     variable in 5.23.
     """
+    if p.core_attention_bias_type == "alibi":
+        return _repeated(p, "falcon's own code: ") if p.gqa else ({}, "", "")
     if asked.release < (4, 54):
         return _repeated(p, "") if p.gqa else ({}, "", "")
     if not p.gqa and asked.release >= (5, 13):
@@ -177,6 +186,7 @@ class Attempt(NamedTuple):
     refused_when_run: tuple[Refusal, ...] = ()
     note: str = ""
     notes: tuple[str, ...] = ()
+    known_bugs: tuple[Refusal, ...] = ()
 
     def offer(self, before: tuple[Refusal, ...] = ()) -> Offer:
         refusals = (*before, *self.refused_when_made, *self.refused_when_run)
@@ -207,32 +217,34 @@ def _sdpa(name: str, p: AttentionParams, env: Environment, asked: Switches) -> A
     if p.softcap and asked.release >= (5, 21):
         told = "ValueError: `sdpa` attention does not support `softcap`"
         run.append(Refusal(f"softcap {p.softcap:g}", source("softcap", asked.release), told=told))
-    elif p.softcap:
-        notes.append(f"sdpa ignores softcap {p.softcap:g} without a word: the numbers are others")
-    notes += _ignored_sinks(p, "sdpa")
+    wrong = []
+    if p.softcap and asked.release < (5, 21):
+        where = source("softcap", asked.release)
+        wrong.append(
+            Refusal(f"sdpa ignores softcap {p.softcap:g} without a word: the numbers are others", where)
+        )
+    wrong += _ignored_sinks(p, "sdpa", asked)
     if asked.output_attentions:
         if asked.release < (4, 53):
             notes.append("output_attentions: the model's layers run eager instead, with a warning")
         else:
             notes.append("output_attentions: sdpa gives none, and warns")
     call = sdpa_call(p, env, asked)
-    kernel, candidate, refused, more = _kernel_of_f_sdpa(call.params, env)
-    notes += [*call.notes, *more]
-    return Attempt(name, call.text, candidate, tuple(made), (*run, *refused), kernel, tuple(notes))
-
-
-def _kernel_of_f_sdpa(
-    p: AttentionParams, env: Environment
-) -> tuple[str, str, tuple[Refusal, ...], tuple[str, ...]]:
-    """(words, candidate, refusals, notes) of the kernel that F.sdpa then takes."""
-    answer = dispatched_by("torch", p, env, {})
-    if answer.chosen is None:
+    notes += call.notes
+    answer = dispatched_by("torch", call.params, env, {})
+    chosen = answer.chosen
+    if chosen is None:
         told = f"RuntimeError: {answer.error}"
-        return "", "", (Refusal("F.sdpa has no kernel for it", answer.order_source, told=told),), ()
-    before = answer.offers[: answer.offers.index(answer.chosen)]
+        run.append(Refusal("F.sdpa has no kernel for it", answer.order_source, told=told))
+        return Attempt(name, call.text, "", tuple(made), tuple(run), "", tuple(notes))
+    before = answer.offers[: answer.offers.index(chosen)]
     passed = [f"{offer.name}: {offer.refusals[0].text}" for offer in before if offer.refusals]
-    notes = (f"F.sdpa passes over {'; '.join(passed)}",) if passed else ()
-    return f"F.sdpa takes {answer.chosen.name}", answer.chosen.candidate, (), notes
+    notes += [f"F.sdpa passes over {'; '.join(passed)}"] if passed else []
+    kernel = f"F.sdpa takes {chosen.name}"
+    return Attempt(
+        name, call.text, chosen.candidate, tuple(made), tuple(run), kernel, tuple(notes),
+        (*wrong, *answer.known_bugs),
+    )  # fmt: skip
 
 
 def _eager(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
@@ -250,10 +262,11 @@ def _flash(name: str, p: AttentionParams, env: Environment, asked: Switches) -> 
     made = _package_refusals(number, env, asked)
     if not asked.flash:
         made.insert(0, _unsupported("_supports_flash_attn", "flash_check", asked))
-    run, notes = _flash_call(number, p, env, asked)
+    run, notes, wrong = _flash_call(number, p, env, asked)
     note = "" if made or run else f"flash-attn {_package(number, env)}"
     candidate = f"flash_attn.{number}"
-    return Attempt(name, _flash_text(p), candidate, tuple(made), tuple(run), note, tuple(notes))
+    bugs = (*wrong, *(() if made or run else known_bugs("transformers", candidate, p, env)))
+    return Attempt(name, _flash_text(p), candidate, tuple(made), tuple(run), note, tuple(notes), bugs)
 
 
 def _package(number: int, env: Environment) -> Version | None:
@@ -287,10 +300,11 @@ def _package_refusals(number: int, env: Environment, asked: Switches) -> list[Re
 
 
 def _flash_call(
-    number: int, p: AttentionParams, env: Environment, asked: Switches
-) -> tuple[list[Refusal], list[str]]:
-    """What fails or is lost when the function is called."""
-    run, notes = [], list[str]()
+    number: int, p: AttentionParams, env: Environment, asked: Switches, sinks: bool = False
+) -> tuple[list[Refusal], list[str], list[Refusal]]:
+    """What fails when the function is called, what becomes of the call, and what of it is lost, so that the
+    numbers are others. ``sinks``: the function has them."""
+    run, notes, wrong = [], list[str](), list[Refusal]()
     here, release = source("flash_call", asked.release), asked.release
     arch = env.arch
     if number == 2 and arch is not None and env.device.type == "cuda" and arch < 80:
@@ -311,20 +325,30 @@ def _flash_call(
             run.append(Refusal(text, here, told="an error of the package, unless the model pads by itself"))
     if p.attn_mask_type == "arbitrary":
         run.append(Refusal("a mask other than padding [b, s]", here, told="an error where it is unpadded"))
+    if p.core_attention_bias_type == "alibi":
+        told = "ValueError: `alibi` is not supported when `use_flash_attn` is True"
+        run.append(
+            Refusal(
+                "ALiBi has no argument here",
+                "models/falcon/modeling_falcon.py, line 466, transformers 5.24.0",
+                told=told,
+            )
+        )
     if p.has_bias:
-        notes.append("a bias has no argument here: it is ignored")
+        wrong.append(Refusal("a bias has no argument here: it is ignored", here))
     package = _package(number, env)
     if p.softcap and number == 2 and package is not None and package < (2, 6):  # which has it since
         if release < (5, 21):
-            notes.append(f"flash-attn {package} has no softcap: it is ignored without a word")
+            text = f"flash-attn {package} has no softcap: it is ignored without a word"
+            wrong.append(Refusal(text, here))
         else:
             told = "ValueError: This flash attention implementation does not support `softcap`"
             run.append(Refusal(f"softcap {p.softcap:g}", here, told=told))
-    if p.softmax_type != "vanilla" and number < 4:
-        notes += _ignored_sinks(p, f"flash-attn {number}", "")
+    if number < 4 and not sinks:
+        wrong += _ignored_sinks(p, f"flash-attn {number}", asked)
     if p.attention_dropout and number > 2:
         notes.append(f"FlashAttention {number} has no dropout: it is left out, with a warning")
-    return run, notes
+    return run, notes, wrong
 
 
 def _flash_text(p: AttentionParams) -> str:
@@ -357,9 +381,22 @@ def _hub(name: str, p: AttentionParams, env: Environment, asked: Switches) -> At
     if env.device.type not in ("cuda", "rocm", "xpu") and "metal" not in name:
         text = f"the device is {env.device.type}, for which it has no build"
         made.append(Refusal(text, here, told="an error when it is loaded"))
-    run, notes = _flash_call(3 if "attn3" in name else 4 if "attn4" in name else 2, p, env, asked)
+    if not asked.flash and "flash" in name and asked.release >= (5, 24):
+        made.append(_unsupported("_supports_flash_attn", "flash_check", asked))
+    number = 3 if "attn3" in name else 4 if "attn4" in name else 2
+    run, notes, wrong = _flash_call(number, p, env, asked, sinks=_takes_sinks(name, asked))
     notes.append("a kernel of the Hub is downloaded: which release of it is decided there")
-    return Attempt(name, _flash_text(p), "", tuple(made), tuple(run), "from the Hub", tuple(notes))
+    return Attempt(
+        name, _flash_text(p), "", tuple(made), tuple(run), "from the Hub", tuple(notes), tuple(wrong)
+    )
+
+
+def _takes_sinks(name: str, asked: Switches) -> bool:
+    """vLLM's FlashAttention 3 has s_aux; so have those that a model with sinks names.
+
+    Source: modeling_flash_attention_utils.py, lines 707 to 711, transformers 5.24.0 ("FA3 (vllm)").
+    """
+    return "vllm-flash-attn3" in name or name in asked.compatible
 
 
 def _flex(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
@@ -389,10 +426,14 @@ def _unsupported(flag: str, subject: str, asked: Switches) -> Refusal:
     return Refusal(text, source(subject, asked.release), switch=f"{flag}=false", told=told)
 
 
-def _ignored_sinks(
-    p: AttentionParams, who: str, hint: str = " (models with sinks say _supports_sdpa = False)"
-) -> list[str]:
-    return [] if p.softmax_type == "vanilla" else [f"{who} ignores sinks without a word{hint}"]
+def _ignored_sinks(p: AttentionParams, who: str, asked: Switches) -> list[Refusal]:
+    if p.softmax_type == "vanilla":
+        return []
+    return [
+        Refusal(
+            f"{who} ignores sinks without a word: the numbers are others", source("flash_call", asked.release)
+        )
+    ]
 
 
 _MAKERS: dict[str, Callable[[str, AttentionParams, Environment, Switches], Attempt]] = {

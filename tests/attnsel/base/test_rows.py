@@ -17,7 +17,9 @@ OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "sha
 # Columns.
 LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"}  # part, what it does, texts
 KEY = LOGS | {
-    **dict.fromkeys(("torch_builds", "pypi", "framework_fixes", "features", "meant", "ranges", "said"), 2),
+    **dict.fromkeys(
+        ("torch_builds", "pypi", "framework_fixes", "features", "meant", "ranges", "said", "lines"), 2
+    ),
     "flash_attn_wheels": 3,
     "tiles": 5,
 }
@@ -33,7 +35,7 @@ FORMS = {
     "|".join(get_args(Kind)): "does",
     r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes params environment supposed",
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
-    "replaced_by write why",
+    "replaced_by write why values",
     ".*": "quick",  # it stands so in a log, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }

@@ -6,14 +6,19 @@ accepted as tests/support/records.py says.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnsel import AttentionParams, Environment, InvalidInput
+from attnsel import AttentionParams, Environment, InvalidInput, select
 from attnsel.dispatchers import Offer, dispatched_by
+from attnsel.report.short import report_document, short_document
+from attnsel.report.text import to_text
 from records import Record, literals, words_of
+from tables import each
 
 RECORD = Path(__file__).with_name("answers.txt")
+TRUTH = RECORD.with_name("truth.csv").read_text(encoding="utf-8").splitlines()
 
 
 def offered(offer: Offer) -> Iterator[str]:
@@ -44,3 +49,20 @@ def answered(question: str) -> Iterator[str]:
 
 def test_every_question_is_answered_as_it_is_written_down(record: Record) -> None:
     record.answers(RECORD, answered)
+
+
+@each("row", csv.DictReader(line for line in TRUTH if not line.startswith("#")))
+def test_it_is_what_the_line_of_the_source_says(row: dict[str, str]) -> None:
+    machine, switches, fields = (words_of(part) for part in row["asked"].split(" | "))
+    (chooser, gpu), versions = machine
+    p, env = AttentionParams(**literals(fields[1])), Environment.describe(gpu, **versions)
+    selection = select(p, env, dispatcher=chooser, switches=switches[1])
+    said = selection.dispatched
+    bugs = [bug.code or bug.text for bug in said.known_bugs]
+    told = " ".join((said.call, said.error, *said.notes, *bugs))
+    assert ("none" if said.chosen is None else said.chosen.name) == row["taken"]
+    assert all(piece in told for piece in row["says"].split(" & ")), told
+    assert all(bug in row["says"] or row["says"] in bug for bug in bugs), bugs
+    for document in (report_document(selection), short_document(selection)):
+        first = to_text(document, 1000).split("\n")[0]
+        assert (first, [bug for bug in bugs if bug not in first]) == (selection.difference, [])

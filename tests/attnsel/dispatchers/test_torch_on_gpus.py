@@ -36,16 +36,3 @@ def test_it_is_what_the_source_says() -> None:
                 differences.append(f"{release} {row}: chooses {dispatch.chosen.name} of {' '.join(said)}")
     assert recorded > 1900
     assert not differences
-
-
-def test_amd_s_kernels_behind_a_variable_are_passed_over_without_it_and_doubts_are_not() -> None:
-    """check_flash_attention_hardware_support in torch 2.7: gfx1100 is experimental, gfx906 has no binary."""
-    experimental = {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
-    chosen = []
-    for gpu, switches in (
-        ("gfx942", {}), ("gfx1100", {}), ("gfx1100", experimental), ("gfx906", experimental), ("rocm", {}),
-    ):  # fmt: skip
-        env = Environment.describe(gpu, torch="2.7.0")
-        dispatch = dispatched_by("torch", AttentionParams(), env, switches)
-        chosen.append(dispatch.chosen.name if dispatch.chosen is not None else None)
-    assert chosen == ["flash", "math", "flash", "math", "flash"]
