@@ -17,7 +17,7 @@ from attnsel.backends import checks as alignment
 from attnsel.backends.checks import Five, added, check_gradients, with_lse_gradient
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.sdpa.guards import check_call
-from attnsel.backends.sdpa.masks import fold, without_padding
+from attnsel.backends.sdpa.masks import fold, is_the_bias, without_padding
 from attnsel.backends.sdpa.ops import (
     FLASH_CPU,
     FLASH_CUDA,
@@ -210,6 +210,8 @@ def bind(kernel: str, spec: Spec, inputs: Inputs) -> Callable[..., Tensor]:
     raw = _raw(traits, spec, plan, inputs)
     if plan.shape is None and not plan.q_lengths and not plan.same_lengths:
         return _no_mask_call(raw)
+    if is_the_bias(traits, plan, inputs):
+        return _bias_call(raw)
     return _mask_call(traits, spec, plan, raw, inputs)
 
 
@@ -260,6 +262,22 @@ def _no_mask_call(raw: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+_OTHERS = "other arguments are given than this call was bound with"
+
+
+def _bias_call(raw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``raw`` with a bias that is the folded mask as it is, and nothing else beside q, k and v."""
+
+    def call(
+        q: Tensor, k: Tensor, v: Tensor, attn_mask: None = None, bias: Tensor | None = None, *others: None
+    ) -> Tensor:
+        if bias is None or attn_mask is not None or any(other is not None for other in others):
+            raise ValueError(_OTHERS)
+        return raw(q, k, v, bias)
+
+    return call
+
+
 def _mask_call(
     traits: Traits, spec: Spec, plan: MaskPlan, raw: Callable[..., Tensor], bound: Inputs
 ) -> Callable[..., Tensor]:
@@ -285,7 +303,7 @@ def _mask_call(
             seqlens_kv is None,
         )
         if left_out != given:
-            raise ValueError("other arguments are given than this call was bound with")
+            raise ValueError(_OTHERS)
         if plan.same_lengths and seqlens_q is not seqlens_kv:
             raise ValueError("this call was bound with one tensor for seqlens_q and seqlens_kv")
         inputs = Inputs(q, k, v, attn_mask, bias, alibi_slopes, seqlens_q=seqlens_q, seqlens_kv=seqlens_kv)
