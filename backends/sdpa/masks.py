@@ -122,14 +122,17 @@ def _fold(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs, want_lse: 
     return FoldedMask(mask, dead)
 
 
-def is_the_bias(traits: Traits, plan: MaskPlan, inputs: Inputs) -> bool:
-    """Whether the folded mask of such calls is their bias as it is, and no row is to be zeroed."""
-    bias = inputs.bias
-    if bias is None or not traits.dead_rows_zero or inputs.attn_mask is not None:
-        return False
+def alone(traits: Traits, plan: MaskPlan, inputs: Inputs) -> str:
+    """The one tensor that the folded mask of such calls follows from, where no row is to be zeroed:
+    ``bias``, which it then is as it stands, or ``attn_mask``; empty where there is more to fold."""
     drawn = plan.kv_lengths or plan.q_lengths or plan.lo is not None or plan.hi is not None
-    fits = bias.dim() == 4 and bias.shape[3] == inputs.k.shape[2] and bias.dtype == _dtype(traits, inputs)
-    return fits and not drawn and inputs.alibi_slopes is None and traits.kernel != "sdpa.efficient"
+    if drawn or inputs.alibi_slopes is not None or not traits.dead_rows_zero:
+        return ""
+    bias, mask = inputs.bias, inputs.attn_mask
+    if bias is None or mask is not None:
+        return "attn_mask" if bias is None and mask is not None else ""
+    fits = bias.dim() == 4 and bias.shape[3] == inputs.k.shape[2]
+    return "bias" if fits and bias.dtype == _dtype(traits, inputs) else ""
 
 
 def without_padding(inputs: Inputs) -> Inputs:

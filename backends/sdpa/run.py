@@ -17,7 +17,7 @@ from attnsel.backends import checks as alignment
 from attnsel.backends.checks import Five, added, check_gradients, with_lse_gradient
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.sdpa.guards import check_call
-from attnsel.backends.sdpa.masks import fold, is_the_bias, without_padding
+from attnsel.backends.sdpa.masks import alone, fold, without_padding
 from attnsel.backends.sdpa.ops import (
     FLASH_CPU,
     FLASH_CUDA,
@@ -210,8 +210,9 @@ def bind(kernel: str, spec: Spec, inputs: Inputs) -> Callable[..., Tensor]:
     raw = _raw(traits, spec, plan, inputs)
     if plan.shape is None and not plan.q_lengths and not plan.same_lengths:
         return _no_mask_call(raw)
-    if is_the_bias(traits, plan, inputs):
-        return _bias_call(raw)
+    one = alone(traits, plan, inputs)
+    if one:
+        return _mask_call_of_one(one, plan, raw)
     return _mask_call(traits, spec, plan, raw, inputs)
 
 
@@ -265,15 +266,24 @@ def _no_mask_call(raw: Callable[..., Tensor]) -> Callable[..., Tensor]:
 _OTHERS = "other arguments are given than this call was bound with"
 
 
-def _bias_call(raw: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``raw`` with a bias that is the folded mask as it is, and nothing else beside q, k and v."""
+def _mask_call_of_one(one: str, plan: MaskPlan, raw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``_mask_call`` where there is one tensor beside q, k and v: see ``alone``."""
+    with_bias = one == "bias"
 
     def call(
-        q: Tensor, k: Tensor, v: Tensor, attn_mask: None = None, bias: Tensor | None = None, *others: None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        *others: None,
     ) -> Tensor:
-        if bias is None or attn_mask is not None or any(other is not None for other in others):
+        given, left_out = (bias, attn_mask) if with_bias else (attn_mask, bias)
+        if given is None or left_out is not None or any(other is not None for other in others):
             raise ValueError(_OTHERS)
-        return raw(q, k, v, bias)
+        if not with_bias:
+            given = q.new_zeros(plan.shape).masked_fill_(given, -torch.inf)
+        return raw(q, k, v, given)
 
     return call
 

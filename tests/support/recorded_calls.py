@@ -127,7 +127,8 @@ def asked(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
         return (q, torch.zeros(*q.shape[:-1])) if cfg.return_lse else q
 
     with contextlib.ExitStack() as stack:
-        for module in ("functional", "module", "f_sdpa.function", "flash_attn.functions"):
+        stack.enter_context(patch("attnsel.functional.attend_anew", attend))
+        for module in ("module", "f_sdpa.function", "flash_attn.functions"):
             stack.enter_context(patch(f"attnsel.{module}.attend", attend))
         for module in ("functional", "f_sdpa.function"):
             stack.enter_context(patch(f"attnsel.{module}.attend_again", lambda *given, **more: None))

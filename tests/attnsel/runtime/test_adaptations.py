@@ -78,7 +78,7 @@ def asked_of_the_runtime(problem: Problem, **more: Any) -> list[Any]:
     asked: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functional, "attend_again", lambda *given: asked.extend(given))
-        patch.setattr(functional, "attend", lambda *given: None)
+        patch.setattr(functional, "attend_anew", lambda *given: None)
         attention(*problem.qkv(problem.leaves), **problem.arguments | more)
     return asked
 
