@@ -66,9 +66,9 @@ def is_static(size: Any) -> bool:
 # the tensor that holds until PyTorch changes it in place.
 #
 # Reading a CPU mask is part of looking a call up: contents may change between two calls, and memory shared
-# with NumPy changes without a trace. One that hid nothing is read at every call, as kernels run without it. One
-# that hid something goes to the kernel as it then is, and is read again only where PyTorch counts a change:
-# numbers are right in any case, and NumPy may at most leave a call with a kernel that takes masks.
+# with NumPy changes without a trace. One that hid nothing is read at every call, as kernels run without it.
+# One that hid something goes to the kernel as it then is, and is read again only where PyTorch counts a
+# change: numbers are right in any case, and NumPy may at most leave a call with a kernel that takes masks.
 
 
 _NOTE = "_attnsel_hides_nothing"

@@ -23,7 +23,7 @@ from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_families
 from attnsel.rules.api import INTERPRETED, PolicyRule, Rule
 from attnsel.selection.adaptations import ADAPTERS, bias_shape
-from attnsel.selection.rule_index import fields_of, gate_of, rule_index
+from attnsel.selection.rule_index import Bits, fields_of, gate_of, rule_index
 from attnsel.verdicts.reasons import Adaptation, Page, Reason, Violation
 from attnsel.verdicts.requirements import Requirement, holds_together
 
@@ -133,6 +133,15 @@ class FoldedRules(NamedTuple):
         return [(rules[place], finding) for place, finding in sorted(found.items()) if finding is not None]
 
 
+@lru_cache(maxsize=1024)
+def open_rules(env: Environment, fp8: bool, over_ranks: bool, training: bool, waivers: Waivers) -> Bits:
+    """The rules whose gates are open in ``env`` for FP8 attention or other, over ranks or not, in training
+    or not, less what a policy waives."""
+    index = rule_index()
+    closed = index.coded(waived_codes(waivers))
+    return index.applying(env) & index.concerned(fp8, over_ranks, training) & ~closed
+
+
 @lru_cache(maxsize=2048)
 def fold(
     env: Environment,
@@ -143,15 +152,9 @@ def fold(
     among: tuple[str, ...] = (),
     changed: frozenset[str] = frozenset(),
 ) -> FoldedRules:
-    """The rules whose gates are open in ``env`` for FP8 attention or other, over ranks or not, in training
-    or not, less what a policy waives.
-
-    ``among``: only those that speak about one of these candidates; of them, those that read a field which
-    ``changed``.
-    """
-    index = rule_index()
-    kept = index.applying(env) & index.concerned(fp8, over_ranks, training)
-    kept &= ~index.coded(waived_codes(waivers))
+    """``open_rules`` as they are asked. ``among``: only those that speak about one of these candidates; of
+    them, those that read a field which ``changed``."""
+    index, kept = rule_index(), open_rules(env, fp8, over_ranks, training, waivers)
     if among:
         kept &= index.about(among)
     if changed:
@@ -392,10 +395,13 @@ def reevaluate(
     return again
 
 
-def always_refuses(field: str, p: AttentionParams, rules: FoldedRules, env: Environment) -> bool:
+def always_refuses(field: str, p: AttentionParams, rules: Bits, env: Environment) -> bool:
     """Whether the value of ``p``'s field is refused whatever else is asked: by a rule that reads it alone."""
-    alone = (rule for rule in rules.rules if fields_of(rule) == {field})
-    return any(isinstance(rule.find(p, env), Violation) and not rule.unknown for rule in alone)
+    index, only = rule_index(), frozenset({field})
+    alone = index.passing(rules, ("alone", field), lambda rule: fields_of(rule) == only)
+    return any(
+        isinstance(rule.find(p, env), Violation) and not rule.unknown for rule in index.rules_of(alone)
+    )
 
 
 def over_memory(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
 from attnsel.base.records import json_fields
-from attnsel.environment import Environment
+from attnsel.environment import Device, Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
@@ -21,13 +21,14 @@ from attnsel.selection.adaptations import adapt_to, overhead, within_reach
 from attnsel.selection.evaluate import (
     Waivers,
     always_refuses,
-    fold,
     kind_of,
+    open_rules,
     over_memory,
     policy_reasons,
     reevaluate,
 )
 from attnsel.selection.f_sdpa import BY_F_SDPA, OLDEST, f_sdpa_order
+from attnsel.selection.rule_index import rule_index
 from attnsel.selection.steps import steps_against
 from attnsel.verdicts.reasons import (
     REFUSED,
@@ -111,8 +112,8 @@ def key_of(key: RankKey, arch: int | None, policy: Policy) -> Key:
 
 
 @lru_cache(maxsize=1024)
-def at_best(env: Environment, policy: Policy, of: PreferenceInput) -> tuple[tuple[Key, str], ...]:
-    """Every candidate with the key it has if it runs as it is, best first: none can have a better one.
+def at_best(device: Device, policy: Policy, of: PreferenceInput) -> tuple[tuple[Key, str], ...]:
+    """Every candidate with the key it has there if it runs as it is, best first: none can have a better one.
 
     One that is proven, or was executed off-GPU, for some calls there counts as that for this one.
     """
@@ -124,14 +125,14 @@ def at_best(env: Environment, policy: Policy, of: PreferenceInput) -> tuple[tupl
                         name,
                         "eligible",
                         0,
-                        record.unproven_on(env.target) and record.unproven_last,
+                        record.unproven_on(device.target) and record.unproven_last,
                         of.large_scores,
-                        record.executed is not None and env.target in record.executed.targets,
+                        record.executed is not None and device.target in record.executed.targets,
                         of.growing,
                         False,
                         of.place(name),
                     ),
-                    env.arch,
+                    device.arch,
                     policy,
                 ),
                 name,
@@ -219,7 +220,7 @@ class Inquiry:
         unwanted = self._unwanted
         best: Candidate | None = None
         best_key: tuple[int, ...] = ()
-        for bound, name in at_best(env, policy, of):
+        for bound, name in at_best(env.device, policy, of):
             if best is not None and best_key < bound:
                 break  # neither this one nor those behind it can be better
             if unwanted[name]:
@@ -357,9 +358,10 @@ def _reach(name: str, env: Environment, fp8: bool, over_ranks: bool, waivers: Wa
     """Fields of a call without a mask to drop that adaptations can do something about, for one candidate: a
     mask is not worth folding where no mask is taken."""
     names = [made for made in CANDIDATES[name].adaptations if made != "drop_mask"]
-    rules = fold(env, fp8, over_ranks, False, waivers, (name,))  # a gate on training is no mask's alone
-    if "fold_mask" in names and always_refuses("attn_mask_type", _MASKED, rules, env):
-        names.remove("fold_mask")
+    if "fold_mask" in names:
+        rules = open_rules(env, fp8, over_ranks, False, waivers)  # a gate on training is no mask's alone
+        if always_refuses("attn_mask_type", _MASKED, rules & rule_index().about((name,)), env):
+            names.remove("fold_mask")
     return within_reach(tuple(names))
 
 
