@@ -235,9 +235,12 @@ def _alike(env: Environment, component: str) -> tuple[_Alike, ...]:
     if component == "cudnn_frontend":  # it moves alone: what its versions open is known without environments
         for version, opened in index.applying_by(env, component, FRONTENDS[::-1]):
             groups.setdefault(opened, []).append(version)
-        taken = env.cudnn_frontend
         return tuple(
-            _Alike(_with(env, cudnn_frontend=taken if taken in those else those[0]), len(those), opened)
+            _Alike(
+                env if env.cudnn_frontend in those else _with(env, cudnn_frontend=those[0]),
+                len(those),
+                opened,
+            )
             for opened, those in groups.items()
         )
     every = [(n, edges("", n)) for n in _moved(component, env)]

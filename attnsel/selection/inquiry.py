@@ -17,7 +17,7 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules.api import INTERPRETED, REGISTRY, Advice, Hint, every_hint
 from attnsel.rules.takes import unproven
-from attnsel.selection.adaptations import adapt_to, overhead, within_reach
+from attnsel.selection.adaptations import adapt_to, overhead, refused_fields, within_reach
 from attnsel.selection.evaluate import (
     Waivers,
     always_refuses,
@@ -187,6 +187,7 @@ class Inquiry:
         "_judged",
         "_kind",
         "_may_adapt",
+        "_of_kind",
         "_reasons",
         "_steps",
         "_unwanted",
@@ -209,6 +210,10 @@ class Inquiry:
         self._steps = steps and p.context_parallel
         # A rank hands its tensors on as they are.
         self._may_adapt = policy.adapt == "auto" and not p.context_parallel
+        # Whether rules and memory alone tell this question from others of its kind.
+        self._of_kind = not (
+            self.p.context_parallel or self.p.tensors.mask_hides_nothing or evidence.refusals
+        )
         self._judged: dict[str, Candidate] = {}
         self._changed: dict[Any, Any] = {}  # questions that adaptations made of this one
         self._reasons: dict[Any, Any] = {}  # and the reasons against them
@@ -304,9 +309,17 @@ class Inquiry:
         ``found``: what rules say of the question as it stands, by candidate. ``alike``: see ``_again``.
         """
         p, env, policy, record = self.p, self.env, self.policy, CANDIDATES[name]
-        reasons = found[name]
+        reasons, unwanted = found[name], self._unwanted[name]
+        settled = self._of_kind and not unwanted  # until something else has a say
+        if settled and name in self._kind.settled:
+            shared, candidate = self._kind.settled[name]
+            if shared is reasons and not (record.memory and over_memory(name, p, env, policy, ())):
+                return candidate
         adaptations: tuple[Adaptation, ...] = ()
-        if self._may_adapt and record.adaptations and (reasons or p.tensors.mask_hides_nothing):
+        objections = refused_fields(reasons)
+        reached = bool(objections) and objections <= within_reach(record.adaptations)
+        if self._may_adapt and record.adaptations and (reached or p.tensors.mask_hides_nothing):
+            settled = False
             again = partial(self._again, found, alike, name)
             applied, left = adapt_to(record.adaptations, p, reasons, again, self._changed)
             if all(reason.unknown for reason in left):
@@ -317,12 +330,10 @@ class Inquiry:
         if self._steps and all(reason.unknown for reason in reasons):
             refusal = steps_against(name, record.offsets, p, self.judge_step)
             reasons = reasons if refusal is None else [*reasons, *refusal.noted_reasons]
-        unwanted = self._unwanted[name]
-        if unwanted:
-            reasons = [*reasons, *unwanted]
-        too_much = over_memory(name, p, env, policy, adaptations)
-        if too_much:
-            reasons = [*reasons, *too_much]
+        counted = record.memory is not None or bool(adaptations)
+        too_much = over_memory(name, p, env, policy, adaptations) if counted else []
+        if unwanted or too_much:
+            reasons = [*reasons, *unwanted, *too_much]
         if self.evidence.refusals:
             reasons = reasons + reasons_by_running(self.evidence, name, p)
         verdict: Verdict = "eligible"
@@ -332,9 +343,13 @@ class Inquiry:
         if standing is None:
             standing = self._kind.standing[name] = _standing(record, self._kind.like, env)
         planned, executed, new = standing
+        of_all = new is not None
         if new is None:
             new = unproven(record, p, env.target)
-        return Candidate(name, verdict, tuple(reasons), adaptations, planned, new, executed)
+        made = Candidate(name, verdict, tuple(reasons), adaptations, planned, new, executed)
+        if settled and of_all and not too_much and not reached:
+            self._kind.settled[name] = found[name], made
+        return made
 
     def judge_elsewhere(self, name: str, env: Environment) -> Candidate:
         """A candidate's verdict on the same call in another environment."""

@@ -29,6 +29,7 @@ class RuleIndex:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
+        self.places: dict[Page, int] = {rule: place for place, rule in enumerate(self.rules)}
         self._gates: dict[str, list[tuple[Bits, Callable[[Any], bool]]]] = {}
         for place, rule in enumerate(self.rules):
             for field, opens in rule.gates:
