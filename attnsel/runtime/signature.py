@@ -135,16 +135,16 @@ def _beside_guarded(config: Config, extras: Extras) -> tuple[Any, tuple[Tensor, 
     """What a guard does not see of the other tensors, and those it is asked about. Raises TypeError for what
     cannot be guarded."""
     tensors_of, all_seen = _kinds(tuple(map(type, extras)), extras.cu_seqlens_q is extras.cu_seqlens_kv)
-    if all_seen:
-        return tensors_of, tensors_of(extras)
-    mask = extras.attention_mask
-    told = (
-        tensors_of,
-        extras.max_seqlen_q,
-        extras.max_seqlen_kv,
-        mask is not None and known_to_be_trivial(mask),
-        lengths_read(config, extras) if config.qkv_format == "thd" else (),
-    )
+    told: Any = tensors_of
+    if not all_seen:
+        mask = extras.attention_mask
+        told = (
+            tensors_of,
+            extras.max_seqlen_q,
+            extras.max_seqlen_kv,
+            mask is not None and known_to_be_trivial(mask),
+            lengths_read(config, extras) if config.qkv_format == "thd" else (),
+        )
     return told, tensors_of(extras)
 
 

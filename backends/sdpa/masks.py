@@ -131,7 +131,7 @@ def alone(traits: Traits, plan: MaskPlan, inputs: Inputs) -> str:
     bias, mask = inputs.bias, inputs.attn_mask
     if bias is None or mask is not None:
         return "attn_mask" if bias is None and mask is not None else ""
-    fits = bias.dim() == 4 and bias.shape[3] == inputs.k.shape[2]
+    fits = bias.dim() > 0 and bias.shape[-1] == inputs.k.shape[2]
     return "bias" if fits and bias.dtype == _dtype(traits, inputs) else ""
 
 

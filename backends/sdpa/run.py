@@ -35,6 +35,7 @@ from attnsel.backends.sdpa.ops import (
     shielded_math_op,
 )
 from attnsel.backends.sdpa.plan import MaskPlan, Traits, plan_mask
+from attnsel.backends.tiled.tiles import four_dims
 
 
 def forward(kernel: str, spec: Spec, inputs: Inputs) -> Result:
@@ -268,7 +269,7 @@ _OTHERS = "other arguments are given than this call was bound with"
 
 def _mask_call_of_one(one: str, plan: MaskPlan, raw: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``_mask_call`` where there is one tensor beside q, k and v: see ``alone``."""
-    with_bias = one == "bias"
+    with_bias, shape = one == "bias", plan.shape or ()
 
     def call(
         q: Tensor,
@@ -282,7 +283,9 @@ def _mask_call_of_one(one: str, plan: MaskPlan, raw: Callable[..., Tensor]) -> C
         if given is None or left_out is not None or any(other is not None for other in others):
             raise ValueError(_OTHERS)
         if not with_bias:
-            given = q.new_zeros(plan.shape).masked_fill_(given, -torch.inf)
+            given = q.new_zeros(shape).masked_fill_(given, -torch.inf)
+        elif given.dim() < 4:
+            given = four_dims(given)
         return raw(q, k, v, given)
 
     return call
