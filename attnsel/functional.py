@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnsel.base.suggestions import arguments_of, unknown_argument
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, unpack, window_pair
-from attnsel.runtime.dispatch import attend, attend_again
+from attnsel.runtime.dispatch import attend, attend_again, attend_anew
 
 
 def attention(
@@ -129,8 +129,10 @@ def attention(
             max_seqlen_kv,
             block_table,
         )
-    result = None if compiling else attend_again(static, q, k, v, extras)
-    return attend(static, q, k, v, extras) if result is None else result
+    if compiling:
+        return attend(static, q, k, v, extras)
+    result = attend_again(static, q, k, v, extras)
+    return attend_anew(static, q, k, v, extras) if result is None else result
 
 
 _STATIC = (

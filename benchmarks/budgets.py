@@ -190,6 +190,9 @@ def hits(compiled: bool = False) -> dict[str, Hit]:
     bias = torch.randn(1, H, S, S)
     biased: dict[str, Any] = {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": bias}
     unmasked = {"attn_mask_type": "no_mask", **biased}
+    hidden = torch.ones(1, 1, S, S, dtype=torch.bool).triu_(1)
+    masked: dict[str, Any] = {"attn_mask_type": "arbitrary", "attention_mask": hidden}
+    visible = {**masked, "attention_mask": hidden & False}
     module = DotProductAttention(H, D, qkv_format="bshd", backend="sdpa.flash")
     rows_module = DotProductAttention(H, D, qkv_format="sbhd", backend="sdpa.flash")
     chosen: dict[str, Any] = {"backend": "sdpa.flash", "softmax_scale": scale}
@@ -208,6 +211,15 @@ def hits(compiled: bool = False) -> dict[str, Hit]:
         ),
         "attention, with a bias": Hit(
             partial(attention, *qkv, **biased, **chosen), partial(bshd, *qkv, False, bias), EXTRAS_US
+        ),
+        "attention, with a mask on the CPU": Hit(
+            partial(attention, *qkv, **masked, **chosen),
+            lambda: bshd(*qkv, False, torch.zeros(1, 1, S, S).masked_fill_(hidden, -torch.inf)),
+            EXTRAS_US,
+            "added to the scores by hand as well",
+        ),
+        "attention, with a mask on the CPU that hides nothing": Hit(
+            partial(attention, *qkv, **visible, **chosen), partial(bshd, *qkv, False), EXTRAS_US
         ),
         "forward": Hit(partial(module.forward, *qkv), partial(module_bshd, *qkv), PLAIN_US),
         "forward, with a bias": Hit(

@@ -89,6 +89,11 @@ class Device(FrozenModel):
         default=None, ge=0, le=LARGEST, description="largest shared memory of one block"
     )
 
+    @property
+    def target(self) -> str:
+        """What a kernel is proven for: an architecture ("sm90"), or a device type without one ("cpu")."""
+        return self.type if self.arch is None else f"sm{self.arch}"
+
 
 @json_beside("warnings")
 class Environment(FrozenModel):
@@ -135,8 +140,8 @@ class Environment(FrozenModel):
 
     @property
     def target(self) -> str:
-        """What a kernel is proven for: an architecture ("sm90"), or a device type without one ("cpu")."""
-        return self.device.type if self.device.arch is None else f"sm{self.device.arch}"
+        """What a kernel is proven for there."""
+        return self.device.target
 
     @property
     def half(self) -> Literal["bf16", "fp16"]:

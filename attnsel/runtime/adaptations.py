@@ -448,6 +448,11 @@ class Adapted(NamedTuple):
     params: AttentionParams
     asked: Config
 
+    @property
+    def drops_mask_alone(self) -> bool:
+        """Whether the kernel's call is the caller's but for a mask, which it does not look at."""
+        return all(isinstance(step, DropMask) for step in self.steps)
+
     def enter(self, call: Call) -> list[Call]:
         """The call as it was made, then after each step; the last one is the kernel's."""
         calls = [call]

@@ -101,13 +101,22 @@ def bind(selection: Selection, call: Call, *, need_grad: bool | None = None) -> 
     looks = call.config.has_padding or (call.settings.check and call.extras.attention_mask is not None)
     if looks:  # before anything is changed: complaints speak of the caller's own arguments
         check_readable(call)
-    around = binding.change.around(_bind(binding, binding.change.enter(call)[-1])[0])
+    run, plain, beside = _bind(binding, binding.change.enter(call)[-1])
+    around = binding.change.around(run)
+    short = beside if plain is None else lambda q, k, v, extras: plain(q, k, v)
+    if short is not None and not looks and binding.change.drops_mask_alone:
+        return Bound(around, None, selection, call.settings, _flattened(short, call.config))
 
     def looking(call: Call) -> Any:
         check_readable(call)
         return around(call)
 
     return Bound(looking if looks else around, None, selection, call.settings)
+
+
+def _flattened(run: Beside, config: Config) -> Beside:
+    """``run``, which gives [..., h, e], in the caller's format."""
+    return (lambda *given: run(*given).flatten(-2)) if config.flatten_heads else run
 
 
 def bind_gradients(selection: Selection, call: Call) -> RunGradients:
@@ -337,24 +346,23 @@ Lengths = tuple[Tensor | None, Tensor | None]
 def padded_lengths(example: Call) -> Callable[[Tensor, Tensor, Extras], Lengths]:
     """``real_lengths`` of dense calls like the example, their contents checked as by ``check_readable``.
 
-    Length tensors on the CPU are read, at every call, and checked where they hold something new.
+    On the CPU length tensors and masks are read at every call, and checked where they hold something new.
     """
     config, sizes, extras = example.config, sizes_of(example), example.extras
     checked = example.settings.check or _readable(extras)
-    lengths_on_cpu = checked and extras.cu_seqlens_q is not None and example.q.device.type == "cpu"
-    last: tuple[Any, Lengths] | None = None
+    on_cpu = checked and example.q.device.type == "cpu"
+    last: tuple[list[Tensor], Lengths] | None = None
 
     def lengths(q: Tensor, k: Tensor, extras: Extras) -> Lengths:
         nonlocal last
-        held, known = None, last
-        if lengths_on_cpu:
-            held = [cu.tolist() for cu in (extras.cu_seqlens_q, extras.cu_seqlens_kv) if cu is not None]
-            if known is not None and known[0] == held:
-                return known[1]
+        given: Any = mask_pair(extras) or (extras.cu_seqlens_q, extras.cu_seqlens_kv)
+        known = last
+        if on_cpu and known is not None and all(map(torch.equal, given, known[0])):
+            return known[1]
         if checked:
             check_contents(config, sizes, q, k, extras)
         made = real_lengths(extras)
-        last = (held, made) if lengths_on_cpu else None
+        last = ([t.clone() for t in given], made) if on_cpu else None
         return made
 
     return lengths

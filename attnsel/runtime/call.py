@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
@@ -63,12 +63,20 @@ def is_static(size: Any) -> bool:
 # ---- Masks that are known to hide nothing, without reading a GPU ---------------------------------------
 # Three ways to know: the mask lies on the CPU, where it is read (of an expanded one, what it is made of); it
 # was made by ``trivial_mask``; or the caller said so with ``assume_all_visible``. The last two are a note on
-# the tensor that holds until PyTorch changes it in place. Reading a CPU mask is part of looking a call up:
-# contents may change between two calls, and memory shared with NumPy changes without a trace.
+# the tensor that holds until PyTorch changes it in place.
+#
+# Reading a CPU mask is part of looking a call up: contents may change between two calls, and memory shared
+# with NumPy changes without a trace. One that hid nothing is read at every call, as kernels run without it.
+# One that hid something goes to the kernel as it then is, and is read again only where PyTorch counts a
+# change: numbers are right in any case, and NumPy may at most leave a call with a kernel that takes masks.
 
 
 _NOTE = "_attnsel_hides_nothing"
 _READ_AT_ONCE = 1 << 12  # elements that cost less than a look at some of them
+_COMPARED = 1 << 10  # elements that are held against zeros sooner than looked through
+_MOST_SEEN = 256
+#: By id: masks that were read, at which version, and what they must equal to hide nothing; None: they hide.
+_seen: dict[int, tuple[ref[Tensor], int, Tensor | None]] = {}
 
 
 def assume_all_visible(mask: Tensor) -> Tensor:
@@ -96,9 +104,17 @@ def known_to_be_trivial(mask: Any) -> bool:
     noted = getattr(mask, _NOTE, None)
     if noted is not None and noted == _version(mask):
         return True
+    known = _seen.get(id(mask))
+    if known is not None and known[0]() is mask and known[1] == mask._version:
+        return known[2] is not None and mask.equal(known[2])
     if not mask.is_cpu or type(mask) is not Tensor or mask.dtype != torch.bool:
         return False
-    return not _any(mask)
+    hides = _any(mask)
+    if (hides or mask.numel() <= _COMPARED) and not mask.is_inference():
+        if len(_seen) >= _MOST_SEEN:
+            _seen.clear()
+        _seen[id(mask)] = ref(mask), mask._version, None if hides else torch.zeros_like(mask)
+    return not hides
 
 
 def is_noted(mask: Any) -> bool:

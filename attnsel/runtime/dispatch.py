@@ -294,12 +294,23 @@ def attend(
     if torch.compiler.is_compiling():
         return compiled.attend(config, q, k, v, extras)
     result = attend_again(config, q, k, v, extras, holder)
-    if result is None:
-        if any_autocast():
-            q, k, v = autocast(q, k, v)
-        bound, result = _first_call(make_call(config, q, k, v, extras, current()))
-        if holder is not None:
-            holder["_last"] = bound
+    return attend_anew(config, q, k, v, extras, holder) if result is None else result
+
+
+def attend_anew(
+    config: Config,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras = NO_EXTRAS,
+    holder: dict[str, Any] | None = None,
+) -> Any:
+    """What ``attend`` gives outside a graph, for a call of which ``attend_again`` knows nothing."""
+    if any_autocast():
+        q, k, v = autocast(q, k, v)
+    bound, result = _first_call(make_call(config, q, k, v, extras, current()))
+    if holder is not None:
+        holder["_last"] = bound
     return result
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -130,32 +131,43 @@ def guard_of(call: Call) -> Guard | None:
     return _guard(_Guards, *tensors)
 
 
-def _beside_guarded(config: Config, extras: Extras) -> tuple[Any, list[Tensor]]:
+def _beside_guarded(config: Config, extras: Extras) -> tuple[Any, tuple[Tensor, ...]]:
     """What a guard does not see of the other tensors, and those it is asked about. Raises TypeError for what
     cannot be guarded."""
-    if extras is NO_EXTRAS:
-        return None, []
-    same, mask = extras.cu_seqlens_q is extras.cu_seqlens_kv, extras.attention_mask
-    places = _places(tuple(map(type, extras)), same)
-    tensors: list[Any] = [extras[place] for place in places]
-    told = (
-        places,
-        same,
-        extras.max_seqlen_q,
-        extras.max_seqlen_kv,
-        mask is not None and known_to_be_trivial(mask),
-        lengths_read(config, extras) if config.qkv_format == "thd" else (),
-    )
-    return told, tensors
+    tensors_of, all_seen = _kinds(tuple(map(type, extras)), extras.cu_seqlens_q is extras.cu_seqlens_kv)
+    told: Any = tensors_of
+    if not all_seen:
+        mask = extras.attention_mask
+        told = (
+            tensors_of,
+            extras.max_seqlen_q,
+            extras.max_seqlen_kv,
+            mask is not None and known_to_be_trivial(mask),
+            lengths_read(config, extras) if config.qkv_format == "thd" else (),
+        )
+    return told, tensors_of(extras)
+
+
+_CONTENTS_ASIDE = frozenset({"core_attention_bias", "alibi_slopes", "softmax_offset", "dropout_seed"})
 
 
 @lru_cache(maxsize=256)
-def _places(kinds: tuple[type, ...], same: bool) -> tuple[int, ...]:
-    """Where the tensors stand among the extras, each once. Raises TypeError where not all can be guarded."""
+def _kinds(kinds: tuple[type, ...], same: bool) -> tuple[Callable[[Extras], tuple[Tensor, ...]], bool]:
+    """For extras of these types, ``same`` being one tensor for both lengths: what gives the tensors among
+    them, each once, and stands for the types in an outline; and whether a guard sees all that counts of them.
+
+    Raises TypeError where not all can be guarded.
+    """
     if not set(kinds) <= {*_GUARDED, int, type(None)}:
         raise TypeError
+    given = [n for n, kind in enumerate(kinds) if kind is not type(None)]
     once = Extras._fields.index("cu_seqlens_kv") if same else None
-    return tuple(n for n, kind in enumerate(kinds) if kind in _GUARDED and n != once)
+    places = [n for n in given if kinds[n] in _GUARDED and n != once]
+    one = (
+        slice(places[0], places[0] + 1) if places else slice(0)
+    )  # of a slice a tuple is got, of a place none
+    get = itemgetter(*places) if len(places) > 1 else itemgetter(one)
+    return get, _CONTENTS_ASIDE.issuperset(Extras._fields[n] for n in given)
 
 
 class CallCache(BoundedCache["Bound"]):

@@ -493,16 +493,14 @@ def _search(
     """Meet one objection after the other. ``chosen`` is always applied to the question as it was asked, in
     the order of ``ADAPTERS``; a target may grow while others come in."""
     p, applied = (chosen and _apply(names, asked, chosen, memo)) or (asked, ())
-    refused = _refused(reasons)
+    refused = refused_fields(reasons)
     if not refused <= within_reach(names):
         return (), reasons  # something stays refused whatever is adapted
     answered: dict[str, Reason] = {}
     for _ in range(_MOST_ROUNDS):
         if not refused:
             break
-        for change in _adapters(names):
-            if change.fields.isdisjoint(refused):
-                continue
+        for change in _adapters(names, frozenset(refused)):
             name, target = change.name, change.aim(p, reasons)
             if target is None:
                 continue
@@ -521,11 +519,11 @@ def _search(
         chosen, (p, applied) = trial, changed
         answered |= {reason.code: reason for reason in reasons if not reason.unknown}
         reasons = ask(p)
-        refused = _refused(reasons)
+        refused = refused_fields(reasons)
     return _with_reasons(applied, tuple(answered.values())), reasons
 
 
-def _refused(reasons: list[Reason]) -> set[str]:
+def refused_fields(reasons: list[Reason]) -> set[str]:
     """The fields that are objected to."""
     return {reason.finding.field for reason in reasons if not isinstance(reason.finding, Unknown)}
 
@@ -548,9 +546,7 @@ def _apply(
 ) -> tuple[AttentionParams, tuple[Adaptation, ...]] | None:
     """The question after all that is chosen; None where the first change does not apply."""
     applied: list[Adaptation] = []
-    for name in names:
-        if name not in chosen:
-            continue
+    for name in chosen if len(chosen) == 1 else [name for name in names if name in chosen]:
         key = (name, p, chosen[name])
         if key not in memo:
             memo[key] = ADAPTERS[name].apply(p, chosen[name])
@@ -561,9 +557,10 @@ def _apply(
     return (p, tuple(applied)) if applied else None
 
 
-@lru_cache(maxsize=64)
-def _adapters(names: tuple[str, ...]) -> tuple[Adapter, ...]:
-    return tuple(ADAPTERS[name] for name in names)
+@lru_cache(maxsize=1024)
+def _adapters(names: tuple[str, ...], refused: frozenset[str]) -> tuple[Adapter, ...]:
+    """Those that can do something about one of these fields."""
+    return tuple([ADAPTERS[name] for name in names if not ADAPTERS[name].fields.isdisjoint(refused)])
 
 
 @lru_cache(maxsize=64)

@@ -57,7 +57,7 @@ def alternatives(env: Environment, component: str) -> tuple[Environment, ...]:
     For cudnn-frontend every release that attnsel takes; for torch the releases next to the one that fits what
     was stated, each with its own companions. Empty where ``component`` was stated.
     """
-    if component not in env.assumed or getattr(env, component) is None:
+    if not _is_open(env, component):
         return ()
     if component == "cudnn_frontend":
         return tuple(_with(env, cudnn_frontend=version) for version in FRONTENDS)
@@ -76,6 +76,10 @@ def alternatives(env: Environment, component: str) -> tuple[Environment, ...]:
         if build is not None and build.torch != env.torch
     ]
     return tuple(sorted([env, *others], key=lambda other: other.torch or Version(0)))
+
+
+def _is_open(env: Environment, component: str) -> bool:
+    return component in env.assumed and getattr(env, component) is not None
 
 
 def _with(env: Environment, **versions: Version) -> Environment:
@@ -181,10 +185,9 @@ def _voices(kind: Kind, component: str) -> tuple[_Voice, ...]:
     asked = _contested(env, component) & ~index.coded(waived_codes(kind.waivers))
     asked &= index.concerned(q.fp8_attention, q.context_parallel, q.is_training)
     voices = []
-    for alike in groups:
-        there = env if env in alike else alike[0]
-        said, left = split(index.rules_of(asked & index.applying(there)), q, there)
-        voices.append(_Voice(there, len(alike), _refusals(said), left))
+    for there, weight, opened in groups:
+        said, left = split(index.rules_of(asked & opened), q, there)
+        voices.append(_Voice(there, weight, _refusals(said), left))
     if not any(voice.left.rules for voice in voices) and len({voice.said for voice in voices}) == 1:
         return ()
     return tuple(voices)
@@ -195,7 +198,7 @@ def _contested(env: Environment, component: str) -> Bits:
     """The rules that can say something else in another of the likely environments: not all of them open it,
     or its body reads a version that moves."""
     index, moved = rule_index(), _moved(component, env)
-    opened = [index.applying(env if env in alike else alike[0]) for alike in _alike(env, component)]
+    opened = [alike.opened for alike in _alike(env, component)]
     anywhere, everywhere = reduce(or_, opened), reduce(and_, opened)
     names = frozenset(moved)
 
@@ -220,24 +223,38 @@ def _named(body: Any) -> frozenset[str]:
     return frozenset(name for function in functions for name in names_in(function.__code__))
 
 
+class _Alike(NamedTuple):
+    """One of the alternatives that answers for some, how many these are, and the rules that they open."""
+
+    env: Environment
+    weight: int
+    opened: Bits
+
+
 @lru_cache(maxsize=512)
-def _alike(env: Environment, component: str) -> tuple[tuple[Environment, ...], ...]:
-    """The alternatives by what rules make of their versions, the newest first: one answers for all of a
-    group."""
-    groups: dict[Any, list[Environment]] = {}
-    every = [(n, _every_edge(n)) for n in _moved(component, env)]
+def _alike(env: Environment, component: str) -> tuple[_Alike, ...]:
+    """The alternatives by what rules make of their versions, the newest first."""
+    if not _is_open(env, component):
+        return ()
+    index, groups = rule_index(), dict[Any, list[Any]]()
+    if component == "cudnn_frontend":  # it moves alone: what its versions open is known without environments
+        for version, opened in index.applying_by(env, component, FRONTENDS[::-1]):
+            groups.setdefault(opened, []).append(version)
+        return tuple(
+            _Alike(
+                env if env.cudnn_frontend in those else _with(env, cudnn_frontend=those[0]),
+                len(those),
+                opened,
+            )
+            for opened, those in groups.items()
+        )
+    every = [(n, edges("", n)) for n in _moved(component, env)]
     for other in reversed(alternatives(env, component)):
         # What is assumed to be missing is neither above an edge nor below it.
-        place = [(here := getattr(other, n)) and bisect_right(edges, here) for n, edges in every]
-        opened = tuple(place) if component == "torch" else rule_index().applying(other)
-        groups.setdefault(opened, []).append(other)
-    return tuple(map(tuple, groups.values()))
-
-
-@lru_cache(maxsize=8)
-def _every_edge(component: str) -> tuple[Version, ...]:
-    """Versions of a component at which some rule changes its mind, lowest first."""
-    return tuple(sorted({edge for rule in REGISTRY.rules.values() for edge in rule.edges(component)}))
+        place = [(here := getattr(other, n)) and bisect_right(found, here) for n, found in every]
+        groups.setdefault(tuple(place), []).append(other)
+    there = [(env if env in those else those[0], len(those)) for those in groups.values()]
+    return tuple(_Alike(*one, index.applying(one[0])) for one in there)
 
 
 @lru_cache(maxsize=4096)
@@ -288,6 +305,7 @@ def _may_rest(candidate: Candidate, likely: tuple[Environment, ...], component: 
 
 @lru_cache(maxsize=256)
 def edges(name: str, component: str) -> tuple[Version, ...]:
-    """Versions of a component at which some rule about this candidate changes its mind, lowest first."""
-    rules = (rule for rule in REGISTRY.rules.values() if name in rule.candidates)
+    """Versions of a component at which some rule about this candidate, or about any if it is "", changes
+    its mind, lowest first."""
+    rules = (rule for rule in REGISTRY.rules.values() if not name or name in rule.candidates)
     return tuple(sorted({edge for rule in rules for edge in rule.edges(component)}))

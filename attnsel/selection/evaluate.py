@@ -9,7 +9,7 @@ and its body run, only where that fails.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from operator import itemgetter
@@ -22,10 +22,10 @@ from attnsel.errors import InvalidInput, caller
 from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_families
-from attnsel.rules.api import INTERPRETED, PolicyRule, Rule
+from attnsel.rules.api import INTERPRETED, Limit, PolicyRule, Rule
 from attnsel.selection.adaptations import ADAPTERS, bias_shape
-from attnsel.selection.rule_index import fields_of, gate_of, rule_index
-from attnsel.verdicts.reasons import Adaptation, Page, Reason, Violation
+from attnsel.selection.rule_index import Bits, fields_of, gate_of, rule_index
+from attnsel.verdicts.reasons import Adaptation, Candidate, Page, Reason, Violation
 from attnsel.verdicts.requirements import Requirement, holds_together
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def tensor_bytes(p: AttentionParams) -> int:
     return elements * ITEMSIZE[p.dtype]
 
 
+@lru_cache(maxsize=64)
 def room(p: AttentionParams, env: Environment) -> int | None:
     """Bytes that the GPU has beside the call's own tensors.
 
@@ -93,6 +94,10 @@ NONE_WAIVED = Waivers()
 _ANY = AttentionParams()  # for rules that read nothing of a question
 
 
+Findings = list[tuple[Rule, Any]]
+"""What rules say, in their order."""
+
+
 class Group(NamedTuple):
     """The requirements on one field: what to read of a question, a test that holds only where all of them do,
     and each by itself with its rule's body and place."""
@@ -111,8 +116,8 @@ class FoldedRules(NamedTuple):
     groups: tuple[Group, ...]
     bodies: tuple[tuple[Callable[..., Any], int], ...]
 
-    def findings(self, p: AttentionParams, env: Environment) -> list[tuple[Rule, Any]]:
-        """What they have to say, in their order."""
+    def findings(self, p: AttentionParams, env: Environment) -> Findings:
+        """What they have to say."""
         found: dict[int, Any] = dict(self.said)
         rules = self.rules
         for read, all_hold, checks in self.groups:
@@ -134,6 +139,15 @@ class FoldedRules(NamedTuple):
         return [(rules[place], finding) for place, finding in sorted(found.items()) if finding is not None]
 
 
+@lru_cache(maxsize=1024)
+def open_rules(env: Environment, fp8: bool, over_ranks: bool, training: bool, waivers: Waivers) -> Bits:
+    """The rules whose gates are open in ``env`` for FP8 attention or other, over ranks or not, in training
+    or not, less what a policy waives."""
+    index = rule_index()
+    closed = index.coded(waived_codes(waivers))
+    return index.applying(env) & index.concerned(fp8, over_ranks, training) & ~closed
+
+
 @lru_cache(maxsize=2048)
 def fold(
     env: Environment,
@@ -144,15 +158,9 @@ def fold(
     among: tuple[str, ...] = (),
     changed: frozenset[str] = frozenset(),
 ) -> FoldedRules:
-    """The rules whose gates are open in ``env`` for FP8 attention or other, over ranks or not, in training
-    or not, less what a policy waives.
-
-    ``among``: only those that speak about one of these candidates; of them, those that read a field which
-    ``changed``.
-    """
-    index = rule_index()
-    kept = index.applying(env) & index.concerned(fp8, over_ranks, training)
-    kept &= ~index.coded(waived_codes(waivers))
+    """``open_rules`` as they are asked. ``among``: only those that speak about one of these candidates; of
+    them, those that read a field which ``changed``."""
+    index, kept = rule_index(), open_rules(env, fp8, over_ranks, training, waivers)
     if among:
         kept &= index.about(among)
     if changed:
@@ -255,17 +263,18 @@ class Kind:
 
     The first question is asked as it is, for most kinds are met once; the second one splits the rules.
     ``env``: where rules are asked, with the newest release that was read in place of any that is newer.
-    ``like``: one of the kind. ``reach`` and ``standing``: what else was worked out of it, by candidate;
-    ``voices``: by component that was assumed.
+    ``like``: one of the kind. ``reach``, ``standing`` and ``settled``: what else was worked out of it, by
+    candidate; ``voices``: by component that was assumed.
     """
 
-    __slots__ = ("_rules", "env", "like", "reach", "standing", "voices", "waivers")
+    __slots__ = ("_rules", "env", "like", "reach", "settled", "standing", "voices", "waivers")
 
     def __init__(self, shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> None:
         self.like = _ANY.rewritten(**dict(zip(_SHARED, shared, strict=True)))
         self.env, self.waivers = as_read(env), waivers
         self.reach: dict[str, frozenset[str]] = {}
         self.standing: dict[str, tuple[str | None, bool, bool | None]] = {}
+        self.settled: dict[str, tuple[list[Reason], Candidate]] = {}
         self.voices: dict[str, Any] = {}
         self._rules: dict[Any, KindRules] = {}
 
@@ -273,37 +282,44 @@ class Kind:
         """Those about some candidates, or all; of them, those that read a field which ``changed``."""
         key = (among, changed) if changed else among
         known = self._rules.get(key)
-        if known is None or not known.split:
-            q, env = self.like, self.env
-            rules = fold(
-                env, q.fp8_attention, q.context_parallel, q.is_training, self.waivers, among, changed
-            )
-            said: list[tuple[Rule, Any]] = []
-            left = rules
-            if known is not None:
-                said, left = split(rules.rules, q, env)
-            against: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
-            _add(against, said)
-            known = KindRules(against, left, rules.rules, known is not None)
-            self._rules[key] = known
+        if known is not None and (known.split or not known.first):
+            return known
+        against: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
+        if known is None:
+            q = self.like
+            kind = q.fp8_attention, q.context_parallel, q.is_training
+            known = KindRules(against, fold(self.env, *kind, self.waivers, among, changed), [], False)
+        else:
+            said, left = split(known.left.rules, self.like, self.env, known.first[0])
+            _add(against, said, {})
+            known = KindRules(against, left, [], True)
+        self._rules[key] = known
         return known
 
 
 class KindRules(NamedTuple):
     """``against``: by candidate, what rules say of every question of the kind. ``left``: the rules that are
-    to be asked about each. ``rules``: all of them in their order. ``split``: whether there are two parts."""
+    to be asked about each. ``first``: until there are two parts (``split``), what all said of the first."""
 
     against: dict[str, list[Reason]]
     left: FoldedRules
-    rules: tuple[Page, ...]
+    first: list[Findings]
     split: bool
 
     def findings(self, p: AttentionParams, env: Environment) -> dict[str, list[Reason]]:
-        """Every reason against every candidate, in the order of the rules."""
-        found = {name: [*reasons] for name, reasons in self.against.items()}
-        for name in _add(found, self.left.findings(p, env)):
-            if self.against[name]:
-                found[name].sort(key=lambda reason: self.rules.index(reason.rule))
+        """Every reason against every candidate, in the order of the rules; where none is about this question
+        alone, the list that all of the kind share."""
+        said = self.left.findings(p, env)
+        if not self.split:
+            self.first.append(said)
+        if not said:
+            return self.against
+        found = dict(self.against)
+        mixed = [name for name in _add(found, said, self.against) if self.against[name]]
+        if mixed:
+            places = rule_index().places
+            for name in mixed:
+                found[name].sort(key=lambda reason: places[reason.rule])
         return found
 
     def within(
@@ -329,41 +345,54 @@ def kind_of(p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED
     return _kind(_shared(p._key), env, waivers)
 
 
-def _add(found: dict[str, list[Reason]], said: Iterable[tuple[Rule, Any]]) -> set[str]:
-    """Each finding to the candidates it is about, which are returned."""
+def _add(found: dict[str, list[Reason]], said: Findings, shared: dict[str, list[Reason]]) -> set[str]:
+    """Each finding to the candidates it is about, which are returned; lists that are ``shared`` stay as they
+    are."""
     about: set[str] = set()
     for rule, finding in said:
         reason = Reason(rule, finding)
         for name in rule.candidates:
             if name in found:
+                if name not in about:
+                    about.add(name)
+                    found[name] = [*shared.get(name, ())]
                 found[name].append(reason)
-                about.add(name)
     return about
 
 
 def split(
-    rules: tuple[Rule, ...], q: AttentionParams, env: Environment
-) -> tuple[list[tuple[Rule, Any]], FoldedRules]:
-    """What rules, open in ``env``, say of every question of ``q``'s kind, and those left to be asked."""
-    said: list[tuple[Rule, Any]] = []
-    left: list[Rule] = []
-    for rule in rules:
-        if VARYING.isdisjoint(fields_of(rule)):
-            finding = rule.find(q, env)
-            if finding is not None:
-                said.append((rule, finding))
-        elif _may_speak(rule, q, env):
-            left.append(rule)
+    rules: tuple[Rule, ...], q: AttentionParams, env: Environment, found: Findings | None = None
+) -> tuple[Findings, FoldedRules]:
+    """What rules, open in ``env``, say of every question of ``q``'s kind, and those left to be asked.
+
+    ``found``: what they said of one of these questions, where they have been asked.
+    """
+    of_kind, of_each = _parts(rules)
+    if found is None:
+        said = [(rule, finding) for rule in of_kind if (finding := rule.find(q, env)) is not None]
+    else:
+        said = [one for one in found if VARYING.isdisjoint(fields_of(one[0]))]
+    # One whose requirements are all met by what they share is silent about each.
+    left = [
+        rule
+        for rule, alike in of_each
+        if not alike or any(limit.broken(q, env) is not None for limit in alike)
+    ]
     return said, _grouped(tuple(left))[0]
 
 
-def _may_speak(rule: Rule, q: AttentionParams, env: Environment) -> bool:
-    """Whether some question of ``q``'s kind may break one of its requirements."""
-    for bound in rule.limits:
-        read = {*bound.fields, getattr(bound.requirement, "field", None)}
-        if not VARYING.isdisjoint(read) or bound.broken(q, env) is not None:
-            return True
-    return not rule.limits
+@lru_cache(maxsize=2048)
+def _parts(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, ...], tuple[tuple[Rule, tuple[Limit, ...]], ...]]:
+    """Those that say the same of every question of a kind; and the others, each with its requirements where
+    all of these are on what the questions of a kind share."""
+    of_kind = [rule for rule in rules if VARYING.isdisjoint(fields_of(rule))]
+    each = [rule for rule in rules if not VARYING.isdisjoint(fields_of(rule))]
+    alike = [() if any(map(_varies, rule.limits)) else rule.limits for rule in each]
+    return tuple(of_kind), tuple(zip(each, alike, strict=True))
+
+
+def _varies(limit: Limit) -> bool:
+    return not VARYING.isdisjoint({*limit.fields, getattr(limit.requirement, "field", None)})
 
 
 def findings(
@@ -395,10 +424,13 @@ def reevaluate(
     return again
 
 
-def always_refuses(field: str, p: AttentionParams, rules: FoldedRules, env: Environment) -> bool:
+def always_refuses(field: str, p: AttentionParams, rules: Bits, env: Environment) -> bool:
     """Whether the value of ``p``'s field is refused whatever else is asked: by a rule that reads it alone."""
-    alone = (rule for rule in rules.rules if fields_of(rule) == {field})
-    return any(isinstance(rule.find(p, env), Violation) and not rule.unknown for rule in alone)
+    index, only = rule_index(), frozenset({field})
+    alone = index.passing(rules, ("alone", field), lambda rule: fields_of(rule) == only)
+    return any(
+        isinstance(rule.find(p, env), Violation) and not rule.unknown for rule in index.rules_of(alone)
+    )
 
 
 def over_memory(
@@ -406,13 +438,15 @@ def over_memory(
 ) -> list[Reason]:
     """The reasons against a candidate whose call takes more memory than the policy allows, or than there
     is."""
-    parts = memory_parts(name, p, env, adaptations)
-    if not parts:
+    left, limit, own = room(p, env), policy.memory_limit, CANDIDATES[name].memory
+    if left is None and limit is None:
         return []
-    left = room(p, env)
-    need = sum([amount for _, amount in parts])
+    need = sum([made.bytes for made in adaptations], own(p, env)[1] if own else 0)
+    if (left is None or need <= left) and (limit is None or need <= limit):
+        return []
+    parts = memory_parts(name, p, env, adaptations)
     found: list[tuple[Page, Violation | None]] = []
-    if policy.memory_limit is not None and need > policy.memory_limit:
+    if limit is not None and need > limit:
         page = _policy_rule("POLICY004")
         found.append((page, page.body(name, policy, parts)))
     if left is not None and need > left:

@@ -11,23 +11,24 @@ from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
 from attnsel.base.records import json_fields
-from attnsel.environment import Environment
+from attnsel.environment import Device, Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules.api import INTERPRETED, REGISTRY, Advice, Hint, every_hint
 from attnsel.rules.takes import unproven
-from attnsel.selection.adaptations import adapt_to, overhead, within_reach
+from attnsel.selection.adaptations import adapt_to, overhead, refused_fields, within_reach
 from attnsel.selection.evaluate import (
     Waivers,
     always_refuses,
-    fold,
     kind_of,
+    open_rules,
     over_memory,
     policy_reasons,
     reevaluate,
 )
 from attnsel.selection.f_sdpa import BY_F_SDPA, OLDEST, f_sdpa_order
+from attnsel.selection.rule_index import rule_index
 from attnsel.selection.steps import steps_against
 from attnsel.verdicts.reasons import (
     REFUSED,
@@ -112,8 +113,8 @@ def key_of(key: RankKey, arch: int | None, policy: Policy) -> Key:
 
 
 @lru_cache(maxsize=1024)
-def at_best(env: Environment, policy: Policy, of: PreferenceInput) -> tuple[tuple[Key, str], ...]:
-    """Every candidate with the key it has if it runs as it is, best first: none can have a better one.
+def at_best(device: Device, policy: Policy, of: PreferenceInput) -> tuple[tuple[Key, str], ...]:
+    """Every candidate with the key it has there if it runs as it is, best first: none can have a better one.
 
     One that is proven, or was executed off-GPU, for some calls there counts as that for this one.
     """
@@ -125,14 +126,14 @@ def at_best(env: Environment, policy: Policy, of: PreferenceInput) -> tuple[tupl
                         name,
                         "eligible",
                         0,
-                        record.unproven_on(env.target) and record.unproven_last,
+                        record.unproven_on(device.target) and record.unproven_last,
                         of.large_scores,
-                        record.executed is not None and env.target in record.executed.targets,
+                        record.executed is not None and device.target in record.executed.targets,
                         of.growing,
                         False,
                         of.place(name),
                     ),
-                    env.arch,
+                    device.arch,
                     policy,
                 ),
                 name,
@@ -187,6 +188,7 @@ class Inquiry:
         "_judged",
         "_kind",
         "_may_adapt",
+        "_of_kind",
         "_reasons",
         "_steps",
         "_unwanted",
@@ -212,6 +214,10 @@ class Inquiry:
         self._steps = steps and p.context_parallel
         # A rank hands its tensors on as they are.
         self._may_adapt = policy.adapt == "auto" and not p.context_parallel
+        # Whether rules and memory alone tell this question from others of its kind.
+        self._of_kind = not (
+            self.p.context_parallel or self.p.tensors.mask_hides_nothing or evidence.refusals
+        )
         self._judged: dict[str, Candidate] = {}
         self._changed: dict[Any, Any] = {}  # questions that adaptations made of this one
         self._reasons: dict[Any, Any] = {}  # and the reasons against them
@@ -223,7 +229,7 @@ class Inquiry:
         unwanted = self._unwanted
         best: Candidate | None = None
         best_key: tuple[int, ...] = ()
-        for bound, name in at_best(env, policy, of):
+        for bound, name in at_best(env.device, policy, of):
             if best is not None and best_key < bound:
                 break  # neither this one nor those behind it can be better
             if unwanted[name]:
@@ -310,9 +316,17 @@ class Inquiry:
         ``found``: what rules say of the question as it stands, by candidate. ``alike``: see ``_again``.
         """
         p, env, policy, record = self.p, self.env, self.policy, CANDIDATES[name]
-        reasons = found[name]
+        reasons, unwanted = found[name], self._unwanted[name]
+        settled = self._of_kind and not unwanted  # until something else has a say
+        if settled and name in self._kind.settled:
+            shared, candidate = self._kind.settled[name]
+            if shared is reasons and not (record.memory and over_memory(name, p, env, policy, ())):
+                return candidate
         adaptations: tuple[Adaptation, ...] = ()
-        if self._may_adapt and record.adaptations and (reasons or p.tensors.mask_hides_nothing):
+        objections = refused_fields(reasons)
+        reached = bool(objections) and objections <= within_reach(record.adaptations)
+        if self._may_adapt and record.adaptations and (reached or p.tensors.mask_hides_nothing):
+            settled = False
             again = partial(self._again, found, alike, name)
             applied, left = adapt_to(record.adaptations, p, reasons, again, self._changed)
             if all(reason.unknown for reason in left):
@@ -323,12 +337,10 @@ class Inquiry:
         if self._steps and all(reason.unknown for reason in reasons):
             refusal = steps_against(name, record.offsets, p, self.judge_step)
             reasons = reasons if refusal is None else [*reasons, *refusal.noted_reasons]
-        unwanted = self._unwanted[name]
-        if unwanted:
-            reasons = [*reasons, *unwanted]
-        too_much = over_memory(name, p, env, policy, adaptations)
-        if too_much:
-            reasons = [*reasons, *too_much]
+        counted = record.memory is not None or bool(adaptations)
+        too_much = over_memory(name, p, env, policy, adaptations) if counted else []
+        if unwanted or too_much:
+            reasons = [*reasons, *unwanted, *too_much]
         if self.evidence.refusals:
             reasons = reasons + reasons_by_running(self.evidence, name, p)
         if reasons and record.beyond is not None and (why := record.beyond(p, env, reasons)):
@@ -340,9 +352,13 @@ class Inquiry:
         if standing is None:
             standing = self._kind.standing[name] = _standing(record, self._kind.like, env)
         planned, executed, new = standing
+        of_all = new is not None
         if new is None:
             new = unproven(record, p, env.target)
-        return Candidate(name, verdict, tuple(reasons), adaptations, planned, new, executed)
+        made = Candidate(name, verdict, tuple(reasons), adaptations, planned, new, executed)
+        if settled and of_all and not too_much and not reached:
+            self._kind.settled[name] = found[name], made
+        return made
 
     def judge_elsewhere(self, name: str, env: Environment) -> Candidate:
         """A candidate's verdict on the same call in another environment."""
@@ -366,9 +382,10 @@ def _reach(name: str, env: Environment, fp8: bool, over_ranks: bool, waivers: Wa
     """Fields of a call without a mask to drop that adaptations can do something about, for one candidate: a
     mask is not worth folding where no mask is taken."""
     names = [made for made in CANDIDATES[name].adaptations if made != "drop_mask"]
-    rules = fold(env, fp8, over_ranks, False, waivers, (name,))  # a gate on training is no mask's alone
-    if "fold_mask" in names and always_refuses("attn_mask_type", _MASKED, rules, env):
-        names.remove("fold_mask")
+    if "fold_mask" in names:
+        rules = open_rules(env, fp8, over_ranks, False, waivers)  # a gate on training is no mask's alone
+        if always_refuses("attn_mask_type", _MASKED, rules & rule_index().about((name,)), env):
+            names.remove("fold_mask")
     return within_reach(tuple(names))
 
 

@@ -29,6 +29,7 @@ class RuleIndex:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
+        self.places: dict[Page, int] = {rule: place for place, rule in enumerate(self.rules)}
         self._gates: dict[str, list[tuple[Bits, Callable[[Any], bool]]]] = {}
         for place, rule in enumerate(self.rules):
             for field, opens in rule.gates:
@@ -58,6 +59,15 @@ class RuleIndex:
         for field in self._gates:
             closed |= self._closed_at(field, value_of(field, None, env))
         return ((1 << len(self.rules)) - 1) & ~closed
+
+    def applying_by(self, env: Environment, field: str, values: Iterable[Any]) -> Iterator[tuple[Any, Bits]]:
+        """Each value that one field may have, with those that would apply then."""
+        closed = 0
+        for other in self._gates.keys() - {field}:
+            closed |= self._closed_at(other, value_of(other, None, env))
+        for value in values:
+            there = closed | self._closed_at(field, value) if field in self._gates else closed
+            yield value, ((1 << len(self.rules)) - 1) & ~there
 
     def _find_closed_at(self, field: str, value: Any) -> Bits:
         closed = 0

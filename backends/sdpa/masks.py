@@ -122,6 +122,19 @@ def _fold(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs, want_lse: 
     return FoldedMask(mask, dead)
 
 
+def alone(traits: Traits, plan: MaskPlan, inputs: Inputs) -> str:
+    """The one tensor that the folded mask of such calls follows from, where no row is to be zeroed:
+    ``bias``, which it then is as it stands, or ``attn_mask``; empty where there is more to fold."""
+    drawn = plan.kv_lengths or plan.q_lengths or plan.lo is not None or plan.hi is not None
+    if drawn or inputs.alibi_slopes is not None or not traits.dead_rows_zero:
+        return ""
+    bias, mask = inputs.bias, inputs.attn_mask
+    if bias is None or mask is not None:
+        return "attn_mask" if bias is None and mask is not None else ""
+    fits = bias.dim() > 0 and bias.shape[-1] == inputs.k.shape[2]
+    return "bias" if fits and bias.dtype == _dtype(traits, inputs) else ""
+
+
 def without_padding(inputs: Inputs) -> Inputs:
     """The call with zeros in the padded rows of q, k and v, whose gradients are zero with them."""
     q, k, v = inputs[:3]
@@ -142,7 +155,7 @@ def _beyond(t: Tensor, seqlens: Tensor) -> Tensor:
 def _additive(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs) -> Tensor:
     """The mask with -inf at hidden entries, [1|b, 1|h, 1|s_q, s_kv]."""
     hidden = _hidden(plan, inputs)
-    dtype = torch.float32 if mask_itemsize(traits, inputs) == 4 else inputs.q.dtype
+    dtype = _dtype(traits, inputs)
     score = None
     if inputs.alibi_slopes is not None:
         slopes = inputs.alibi_slopes.detach()
@@ -162,6 +175,10 @@ def _additive(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs) -> Ten
         score = torch.where(hidden, -torch.inf, score)
     keys = inputs.k.shape[2]
     return score if score.shape[3] == keys else score.expand(*score.shape[:3], keys)
+
+
+def _dtype(traits: Traits, inputs: Inputs) -> torch.dtype:
+    return torch.float32 if mask_itemsize(traits, inputs) == 4 else inputs.q.dtype
 
 
 def _hidden(plan: MaskPlan, inputs: Inputs) -> Tensor | None:

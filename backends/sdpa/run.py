@@ -17,7 +17,7 @@ from attnsel.backends import checks as alignment
 from attnsel.backends.checks import Five, added, check_gradients, with_lse_gradient
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.sdpa.guards import check_call
-from attnsel.backends.sdpa.masks import fold, without_padding
+from attnsel.backends.sdpa.masks import alone, fold, without_padding
 from attnsel.backends.sdpa.ops import (
     FLASH_CPU,
     FLASH_CUDA,
@@ -35,6 +35,7 @@ from attnsel.backends.sdpa.ops import (
     shielded_math_op,
 )
 from attnsel.backends.sdpa.plan import MaskPlan, Traits, plan_mask
+from attnsel.backends.tiled.tiles import four_dims
 
 
 def forward(kernel: str, spec: Spec, inputs: Inputs) -> Result:
@@ -210,6 +211,9 @@ def bind(kernel: str, spec: Spec, inputs: Inputs) -> Callable[..., Tensor]:
     raw = _raw(traits, spec, plan, inputs)
     if plan.shape is None and not plan.q_lengths and not plan.same_lengths:
         return _no_mask_call(raw)
+    one = alone(traits, plan, inputs)
+    if one:
+        return _mask_call_of_one(one, plan, raw)
     return _mask_call(traits, spec, plan, raw, inputs)
 
 
@@ -260,6 +264,33 @@ def _no_mask_call(raw: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+_OTHERS = "other arguments are given than this call was bound with"
+
+
+def _mask_call_of_one(one: str, plan: MaskPlan, raw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``_mask_call`` where there is one tensor beside q, k and v: see ``alone``."""
+    with_bias, shape = one == "bias", plan.shape or ()
+
+    def call(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        *others: None,
+    ) -> Tensor:
+        given, left_out = (bias, attn_mask) if with_bias else (attn_mask, bias)
+        if given is None or left_out is not None or any(other is not None for other in others):
+            raise ValueError(_OTHERS)
+        if not with_bias:
+            given = q.new_zeros(shape).masked_fill_(given, -torch.inf)
+        elif given.dim() < 4:
+            given = four_dims(given)
+        return raw(q, k, v, given)
+
+    return call
+
+
 def _mask_call(
     traits: Traits, spec: Spec, plan: MaskPlan, raw: Callable[..., Tensor], bound: Inputs
 ) -> Callable[..., Tensor]:
@@ -285,7 +316,7 @@ def _mask_call(
             seqlens_kv is None,
         )
         if left_out != given:
-            raise ValueError("other arguments are given than this call was bound with")
+            raise ValueError(_OTHERS)
         if plan.same_lengths and seqlens_q is not seqlens_kv:
             raise ValueError("this call was bound with one tensor for seqlens_q and seqlens_kv")
         inputs = Inputs(q, k, v, attn_mask, bias, alibi_slopes, seqlens_q=seqlens_q, seqlens_kv=seqlens_kv)

@@ -178,7 +178,7 @@ def selection_of(*given: Tensor, **arguments: Any) -> Any:
     seen: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functional, "attend_again", lambda *handed: seen.extend(handed))
-        patch.setattr(functional, "attend", lambda *handed: None)
+        patch.setattr(functional, "attend_anew", lambda *handed: None)
         attention(*(given or tensors()), **arguments)
     return dispatch.explain(*seen)
 

@@ -129,8 +129,8 @@ def asked(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
     with contextlib.ExitStack() as stack:
         for module in ("functional", "module", "f_sdpa.function", "flash_attn.functions"):
             stack.enter_context(patch(f"attnsel.{module}.attend", attend))
-        for module in ("functional", "f_sdpa.function"):
-            stack.enter_context(patch(f"attnsel.{module}.attend_again", lambda *given, **more: None))
+        stack.enter_context(patch("attnsel.functional.attend_again", attend))
+        stack.enter_context(patch("attnsel.f_sdpa.function.attend_again", lambda *given, **more: None))
         function(*given, **named)
     return seen[0] if seen else "handed over"
 

@@ -152,6 +152,7 @@ FILLED_LATER = {
     "attnsel.settings._warned": "an entry for each variable of the environment",
     "attnsel.runtime.leave_replay._left": "full at MOST_FILES",
     "attnsel.runtime.cache._every": "holds caches weakly, which others hold",
+    "attnsel.runtime.call._seen": "emptied at _MOST_SEEN",
     "attnsel.runtime.call._by_text": "holds weakly what others hold",
     "attnsel.runtime.compiled._traced": "the oldest go at _MOST_TRACED",
     "attnsel.cli.program._replaced": "the command runs one program",

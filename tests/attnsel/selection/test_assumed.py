@@ -72,7 +72,7 @@ def voted_over_everything(p: AttentionParams, env: Environment, waivers: Waivers
         here = said(env)
         if not any(_reads(code, component, env) for _, code in here):
             continue
-        groups = {group[0]: (said(group[0]), len(group)) for group in _alike(env, component)}
+        groups = {there: (said(there), weight) for there, weight, _ in _alike(env, component)}
         most = sum(size for _, size in groups.values())
         every = set().union(*(those for those, _ in groups.values()))
         refused = {one for one in every if 2 * sum(n for those, n in groups.values() if one in those) > most}

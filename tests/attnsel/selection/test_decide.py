@@ -36,7 +36,7 @@ def test_what_is_decided_first_is_what_a_whole_evaluation_gives(seed, count):
         assert (chosen.name if chosen else None) == name, (p, env, policy)
         assert inquiry.ranked() == ranked, (p, env, policy)
         of = preference_input(p)
-        bounds = {name: key for key, name in at_best(env, policy, of)}
+        bounds = {name: key for key, name in at_best(env.device, policy, of)}
         for candidate in ranked:
             if candidate.verdict != "refused":
                 key = key_of(rank_key(candidate, p, of), env.arch, policy)

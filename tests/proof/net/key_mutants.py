@@ -53,6 +53,10 @@ def fields(function: ast.FunctionDef) -> Iterator[tuple[str, ast.AST, str, int |
             yield f"if {ast.unparse(node.test)}", node, "test", None, constant(node.test, False)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd) and function.name == "find":
             yield ast.unparse(node), node, "left", None, constant(node, 0)
+        elif (
+            isinstance(node, ast.Call) and ast.unparse(node.func) == "_kinds"
+        ):  # what stands for types tells it
+            yield ast.unparse(node.args[1]), node, "args", 1, constant(node.args[1], False)
         elif isinstance(node, ast.keyword) and function.name == "_asked" and node.arg in IN_F_SDPA:
             yield ast.unparse(node), node, "value", None, constant(node.value, IN_F_SDPA[node.arg])
 
