@@ -30,6 +30,7 @@ from attnsel.dispatchers.te.asked import (
 )
 from attnsel.dispatchers.te.filters import FILTERS
 from attnsel.dispatchers.te.query import clauses, sub_backend
+from attnsel.dispatchers.te.unasked import unasked
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
@@ -57,14 +58,12 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     """What TransformerEngine would choose. Pure."""
     te = env.transformer_engine or NEWEST
     asked = FilterInput(p, env, te, switches)
-    if p.softcap or env.device.type != "cuda":
-        why = "has no softcap" if p.softcap else "runs on CUDA GPUs only"
-        error = f"TransformerEngine {why}."
-        where = f"{_UTILS}, AttentionParams"
+    error, where = unasked(asked)
+    if error:
         return Dispatch("te", str(te), _read(te), _call(asked), (), None, where, error=error)
-    # From Hopper on FusedAttention goes first, before it FlashAttention; of these 4, 3, 2.
+    # Of FlashAttention's 4 goes first, then 3, then 2.
     flash = (FLASH_4, FLASH_3, FLASH_2) if te >= _FIRST_FLASH_4 else (FLASH_3, FLASH_2)
-    order = (FUSED, *flash, UNFUSED) if asked.arch >= 90 else (*flash, FUSED, UNFUSED)
+    order = (FUSED, *flash, UNFUSED) if _fused_first(asked) else (*flash, FUSED, UNFUSED)
     offers = _without_4_beside_3(asked, tuple(_offer(asked, kernel) for kernel in order))
     chosen = next((offer for offer in offers if offer.taken), None)
     return Dispatch(
@@ -80,6 +79,14 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
         switches=tuple(sorted(switches.items())),
         notes=tuple(_notes(asked, chosen)),
     )
+
+
+def _fused_first(asked: FilterInput) -> bool:
+    """From Hopper on FusedAttention goes before FlashAttention; before 2.2 in fp16 and bf16 only its sub-backend
+    for sequences of any length does, and before 2.0 only on sm90 (v1.13 attention.py:903-907, v2.1:1000-1004)."""
+    if asked.te >= Version(2, 2) or asked.fp8_query:
+        return asked.arch >= 90
+    return sub_backend(asked) == 1 and (asked.arch >= 90 if asked.te >= Version(2) else asked.arch == 90)
 
 
 def _offer(asked: FilterInput, kernel: str) -> Offer:

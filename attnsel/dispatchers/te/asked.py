@@ -42,7 +42,12 @@ class FilterInput(NamedTuple):
     @property
     def fp8(self) -> bool:
         """Attention in FP8: the recipe has fp8_dpa, which fp8_mha forces."""
-        return self.p.fp8_attention
+        return self.p.fp8 and self.p.recipe is not None and self.p.recipe.attention_in_fp8
+
+    @property
+    def fp8_query(self) -> bool:
+        """Whether cuDNN is asked about FP8: by the recipe, or as the tensors are in FP8 without one."""
+        return self.fp8 or self.p.fp8_attention
 
     @property
     def recipe(self) -> str:

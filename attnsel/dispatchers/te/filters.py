@@ -23,11 +23,15 @@ from attnsel.dispatchers.te.asked import (
     FilterInput,
     refuses,
 )
+from attnsel.dispatchers.te.query import sub_backend
 from attnsel.environment.versions import Version
 
 _BEFORE_MLA_PADS = Version(2, 17)
+_APART = Version(2, 2)
+"""From here on FlashAttention 2 and 3 have a flag each."""
 _WIDE_HEADS = (80, 90, 100, 120)  # sm: where FlashAttention 2 goes beyond head_dim 192
 _PAGE = 256
+_MOST_SCORES = 2**30
 _BIASES = ("no_bias", "post_scale_bias")
 _ONE_TENSOR = ("t3hd", "th3d")
 
@@ -46,12 +50,33 @@ def _no_flash_attn_2(a: FilterInput) -> str:
     version = a.env.flash_attn
     if version is None:
         return "flash-attn is not installed"
-    oldest = Version(2, 7, 3) if a.arch >= 100 else Version(2, 1, 1)
-    read = (((2, 10), Version(2, 8, 3)), ((2, 6), Version(2, 8, 1)), ((2, 0), Version(2, 7, 4)))
-    before = next((newest for since, newest in read if a.te >= since), Version(2, 6, 3)).after
+    oldest, before = flash_attn_2_range(a)
     if oldest <= version < before:
         return ""
     return f"flash-attn is {version}, at least {oldest} and below {before} count as installed on sm{a.arch}"
+
+
+_NEWEST_FLASH_2 = (
+    (Version(2, 10), Version(2, 8, 3)),
+    (Version(2, 6), Version(2, 8, 1)),
+    (Version(2, 1), Version(2, 7, 4)),
+    (Version(2, 0), Version(2, 7, 3)),
+)
+
+
+def flash_attn_2_range(a: FilterInput) -> tuple[Version, Version]:
+    """The oldest release of flash-attn that counts as installed, and the first above that does not."""
+    oldest = Version(2, 1, 1) if a.te >= Version(1, 12) else Version(2, 0, 6)
+    if a.arch >= 100 and a.te >= Version(2):
+        oldest = Version(2, 7, 3)
+    newest = next((newest for since, newest in _NEWEST_FLASH_2 if a.te >= since), Version(2, 6, 3))
+    return oldest, newest.after
+
+
+def _flash_3_of_old(a: FilterInput) -> bool:
+    """Before 2.2 FlashAttention 2 and 3 share one flag, and this one turns the kernel (v2.1 attention.py,
+    _use_flash_attn_3): whether 3 is there and its GPU is new enough."""
+    return a.te < _APART and a.env.flash_attn_3 is not None and a.arch >= 90
 
 
 # ---- attention in FP8 ---------------------------------------------------------------------------------
@@ -81,6 +106,14 @@ def _mxfp8(a: FilterInput) -> str:
 # ---- caches, head dimensions --------------------------------------------------------------------------
 
 
+def _cache_on_sm89(a: FilterInput) -> str:
+    """v2.4 utils.py:437 (before 9.11), v2.5:437 (before 9.12), v2.6:438 (up to 9.12), v2.7:434 (up to 9.13)."""
+    if not a.cached or a.arch != 89:
+        return ""
+    above = {4: Version(9, 11), 5: Version(9, 12), 6: Version(9, 12).after, 7: Version(9, 13).after}[a.te.minor]
+    return f"a KV cache on sm89: cuDNN is {a.cudnn}, at least {above}" if a.cudnn < above else ""
+
+
 def _pages(a: FilterInput) -> str:
     size = a.p.page_size or 0
     if a.p.kv_cache != "paged":
@@ -107,13 +140,20 @@ def _heads_of_flash_2(a: FilterInput) -> str:
         return f"the head dimension is {widest}, at most 256"
     if widest % 8:
         return f"the head dimension is {widest}, a multiple of 8"
-    if widest > 192 and a.arch not in _WIDE_HEADS:
-        return f"the head dimension is {widest} on sm{a.arch}, at most 192 but on sm80, sm90, sm100 and sm120"
+    wide = _WIDE_HEADS if a.te >= Version(2, 1) else _WIDE_HEADS[:2]
+    if widest > 192 and a.arch not in wide:
+        on = ", ".join(f"sm{arch}" for arch in wide)
+        return f"the head dimension is {widest} on sm{a.arch}, at most 192 but on {on}"
     return ""
 
 
 def _heads_of_flash_3(a: FilterInput) -> str:
+    """Before 2.2 those of FlashAttention 2, to 2.7 at most 128 (v2.7 utils.py:510), then flash-attn-3's own."""
     d, dv = a.p.head_dim_qk, a.p.head_dim_v
+    if a.te < _APART:
+        return _heads_of_flash_2(a)
+    if a.te < Version(2, 8):
+        return f"head dimensions are {d} and {dv}, at most 128" if max(d, dv) > 128 else ""
     if d > 256:
         return f"head_dim_qk is {d}, at most 256"
     if a.p.num_heads % a.p.num_gqa_groups:
@@ -125,7 +165,14 @@ def _heads_of_flash_3(a: FilterInput) -> str:
 
 
 def _heads_of_flash_4(a: FilterInput) -> str:
+    """2.15 has limits of its own (v2.15 utils.py:795-805); from 2.16 on flash-attn-4 is asked."""
     d, dv = a.p.head_dim_qk, a.p.head_dim_v
+    if a.te < Version(2, 16):
+        datacenter = 100 <= a.arch < 120
+        if (d, dv) == (192, 128) or max(d, dv) <= (128 if datacenter else 256):
+            return ""
+        most = "at most 128, or 192 and 128" if datacenter else "at most 256"
+        return f"head dimensions are {d} and {dv}, {most} on sm{a.arch}"
     if a.arch == 90:
         fits = 8 <= d <= 256 and 8 <= dv <= 256 and not d % 8 and not dv % 8
         return "" if fits else f"head dimensions are {d} and {dv}: 8 to 256, multiples of 8"
@@ -135,7 +182,7 @@ def _heads_of_flash_4(a: FilterInput) -> str:
     known = small or (d, dv) in ((192, 128), (64, 512), (512, 512), (256, 256))
     if d % 8 or dv % 8 or not known:
         return f"head dimensions are {d} and {dv}: 8 to 128, 192 and 128, 64 and 512, or 256 twice"
-    if (d, dv) == (512, 512) and not Version(2, 16) <= a.te < Version(2, 19):
+    if (d, dv) == (512, 512) and a.te >= Version(2, 19):
         return "head dimensions are 512 and 512"
     return "head_dim 256 with unequal lengths" if (d, dv) == (256, 256) and not a.square else ""
 
@@ -207,11 +254,15 @@ def _fused_over_ranks(a: FilterInput) -> str:
     kind, comm, packed = p.core_attention_bias_type, p.cp_comm_type, a.packed
     if kind not in _BIASES or (packed and kind != "no_bias"):
         return f"context parallelism with {kind}{' and packed sequences' if packed else ''}"
+    if a.te < Version(2, 5):
+        return "context parallelism with head_dim_v unlike head_dim_qk" if _unlike(a) else ""
     if a.te < Version(2, 15):
-        hit = a.fp8 and _unlike(a)
+        hit = (a.fp8 if a.te >= Version(2, 6) else p.fp8) and _unlike(a)
         return "context parallelism in FP8 with head_dim_v unlike head_dim_qk" if hit else ""
-    if a.fp8 and (packed or kind != "no_bias"):
-        return f"context parallelism in FP8 with {'packed sequences' if packed else kind}"
+    if a.fp8 and packed and a.te < Version(2, 19):
+        return "context parallelism in FP8 with packed sequences"
+    if a.fp8 and kind != "no_bias":
+        return f"context parallelism in FP8 with {kind}"
     if kind != "no_bias" and comm != "p2p":
         return f"context parallelism by {comm} with {kind}, only by p2p"
     if a.packed and comm == "a2a+p2p" and a.te < Version(2, 19):
@@ -235,7 +286,20 @@ def _window_of_cudnn(a: FilterInput) -> str:
         return "a window with dropout"
     if a.te < Version(2, 12) and a.window[1] != 0:
         return f"the window is {a.window}, only (left, 0)"
+    if a.te < Version(2):
+        return _window_of_old_cudnn(a)
     return "a window with more queries than keys" if p.max_seqlen_q > p.max_seqlen_kv else ""
+
+
+def _window_of_old_cudnn(a: FilterInput) -> str:
+    """v1.13 attention.py:668-710."""
+    kind = a.p.attn_mask_type
+    if a.q_format == "thd":
+        return "a window with packed sequences"
+    if a.p.padding:
+        return f"a window with the mask {kind}"
+    crossed = not a.square and kind in ("no_mask", "causal_bottom_right")
+    return f"a window with the mask {kind} between unequal lengths" if crossed else ""
 
 
 def _flash_attn_before(a: FilterInput, *release: int) -> bool:
@@ -260,7 +324,8 @@ def _bias_trains(a: FilterInput) -> bool:
 
 
 def _deterministic_training(a: FilterInput) -> str:
-    if not (a.deterministic and a.p.is_training) or a.fp8:
+    """Of its sub-backend for sequences of any length; that for short ones is deterministic."""
+    if not (a.deterministic and a.p.is_training) or sub_backend(a) != 1:
         return ""
     if a.arch < 90:
         return f"deterministic training on sm{a.arch}, at least sm90"
@@ -270,9 +335,15 @@ def _deterministic_training(a: FilterInput) -> str:
 
 
 def _deterministic_on_blackwell(a: FilterInput) -> bool:
-    first = a.te >= Version(2, 9) and a.arch == 120
-    training = a.deterministic and a.p.is_training
-    return training and a.arch >= 100 and (first or a.cudnn <= Version(9, 14))
+    return a.deterministic and a.p.is_training and a.arch >= 100
+
+
+def _workspace_of_packed(a: FilterInput) -> bool:
+    """From 2^30 scores on cuDNN's deterministic backward wants more memory than an H100 has."""
+    p = a.p
+    scores = p.batch_size * p.num_heads * p.max_seqlen_q * p.max_seqlen_kv
+    packed = a.packed and a.arch == 90 and not a.fp8_query
+    return packed and a.deterministic and p.is_training and scores >= _MOST_SCORES
 
 
 # ---- the table ----------------------------------------------------------------------------------------
@@ -297,7 +368,18 @@ FILTERS: tuple[Filter, ...] = (
     ),
     # The GPU, the type.
     refuses((FLASH_2, FUSED), "569-575", "the GPU is sm{a.arch}, at least sm80", lambda a: a.arch < 80),
-    refuses(FLASH_3, "576-579", "the GPU is sm{a.arch}, only sm90", lambda a: a.arch != 90),
+    refuses(
+        FLASH_3,
+        "576-579",
+        "the GPU is sm{a.arch}, only sm90",
+        lambda a: a.arch != 90 and (a.te >= _APART or a.arch < 90),
+    ),
+    refuses(
+        FLASH_3,
+        "v2.1 attention.py:989",
+        lambda a: (found := _no_flash_attn_2(a)) and f"it counts only beside FlashAttention 2: {found}",
+        until="2.2",
+    ),
     refuses(
         FLASH_4,
         "v2.18, 'Compute capability'",
@@ -317,9 +399,30 @@ FILTERS: tuple[Filter, ...] = (
         "614-644",
         "the type is {p.dtype}, only bf16, fp16, fp8_e4m3",
         lambda a: a.p.dtype not in (*HALF, "fp8_e4m3"),
+        since="2.2",
+    ),
+    refuses(
+        (FLASH_3, FUSED),
+        "v2.1 attention.py:471-491",
+        "the type is {p.dtype}, only bf16 and fp16",
+        lambda a: a.p.dtype not in HALF,
+        until="2.2",
     ),
     # Attention in FP8.
-    refuses((FLASH_2, FLASH_4), "651-656", "attention in FP8", lambda a: a.fp8),
+    refuses(
+        (FLASH_2, FLASH_4),
+        "651-656",
+        "attention in FP8",
+        lambda a: a.fp8 and not (_flash_3_of_old(a) and not a.p.is_training),
+    ),
+    refuses(
+        FLASH_3,
+        "v2.1 attention.py:702-710",
+        "attention in FP8 with the mask {p.attn_mask_type}",
+        lambda a: a.fp8 and a.p.padding,
+        since="1.12",
+        until="2.2",
+    ),
     refuses(FLASH_3, "657-660", "attention in FP8 for training", lambda a: a.fp8 and a.p.is_training),
     refuses(
         FLASH_3,
@@ -333,7 +436,9 @@ FILTERS: tuple[Filter, ...] = (
         "667-674",
         "attention in FP8, which NVTE_UnfusedDPA_Emulate_FP8=1 would emulate",
         lambda a: a.fp8 and a.on.get("NVTE_UnfusedDPA_Emulate_FP8") != "1",
+        since="2.8",
     ),
+    refuses(UNFUSED, "v2.7 utils.py:415-417", "attention in FP8", lambda a: a.fp8, until="2.8"),
     refuses(
         FUSED,
         "675-685",
@@ -346,6 +451,7 @@ FILTERS: tuple[Filter, ...] = (
         "686-689",
         "current scaling on sm{a.arch}, at least sm100",
         lambda a: a.recipe == "current" and a.arch < 100,
+        since="2.8",
     ),
     refuses(FUSED, "690-702", _current_scaling_of_old_cudnn, since="2.9"),
     refuses(FUSED, "703-720", _mxfp8, since="2.15"),
@@ -381,28 +487,32 @@ FILTERS: tuple[Filter, ...] = (
         "845-847",
         "a KV cache on sm{a.arch}",
         lambda a: a.cached and a.arch in ((89, 120) if a.te >= Version(2, 14) else (89,)),
-        since="2.4",
+        since="2.8",
     ),
+    refuses(FUSED, "v2.7 utils.py:434-437", _cache_on_sm89, since="2.4", until="2.8"),
     refuses(FLASH, "849-851", "a KV cache on sm120", lambda a: a.cached and a.arch == 120, since="2.14"),
-    refuses(EVERY, "852-856", "a KV cache under context parallelism", lambda a: a.cached and _ranks(a)),
+    refuses(EVERY, "852-856", "a KV cache under context parallelism", lambda a: a.cached and _ranks(a), since="2.2"),
     refuses(
         EVERY,
         "858-862",
         "a KV cache with fp8_mha",
         lambda a: a.cached and a.fp8 and getattr(a.p.recipe, "fp8_mha", False),
+        since="2.2",
     ),
     refuses(
         FLASH_3,
         "863-866",
         "a KV cache in FP8: the queries are {a.q_format}, only thd",
         lambda a: a.cached and a.fp8 and a.q_format != "thd",
+        since="2.2",
     ),
-    refuses(FUSED, "867-869", "a KV cache in FP8", lambda a: a.cached and a.fp8),
+    refuses(FUSED, "867-869", "a KV cache in FP8", lambda a: a.cached and a.fp8, since="2.2"),
     refuses(
         EVERY,
         "870-875",
         "a KV cache, with gaps between packed sequences",
         lambda a: a.cached and not a.fp8 and a.q_format == "thd" and a.p.pad_between_seqs,
+        since="2.2",
     ),
     refuses(FLASH_2, "876-888", _pages),
     refuses(
@@ -419,8 +529,14 @@ FILTERS: tuple[Filter, ...] = (
         "v2.16, 'Head dimension'",
         "head_dim_v is {p.head_dim_v}, head_dim_qk {p.head_dim_qk}",
         _unlike,
-        since="2.8",
         until="2.17",
+    ),
+    refuses(
+        FLASH_3,
+        "v2.7 utils.py:477-482",
+        "head_dim_v is {p.head_dim_v}, head_dim_qk {p.head_dim_qk}",
+        _unlike,
+        until="2.8",
     ),
     refuses(
         FUSED,
@@ -456,8 +572,9 @@ FILTERS: tuple[Filter, ...] = (
     # Layout, dropout, softmax.
     refuses(UNFUSED, "v2.10, 'QKV layout'", "packed sequences (thd)", lambda a: a.packed, until="2.11"),
     refuses(UNFUSED, "1072-1086", "gaps between packed sequences", _gaps, since="2.16"),
-    refuses((FLASH_2, FLASH_4), "1072-1086", "gaps between packed sequences", _gaps),
-    refuses(FLASH_3, "v2.14, 'QKV layout'", "gaps between packed sequences", _gaps, until="2.15"),
+    refuses(FLASH_2, "1072-1086", "gaps between packed sequences", _gaps),
+    refuses(FLASH_4, "v2.18 utils.py:978-987", "gaps between packed sequences", _gaps, until="2.19"),
+    refuses(FLASH_3, "v2.15 utils.py:845", "gaps between packed sequences", _gaps, until="2.16"),
     refuses(
         FUSED,
         "v2.12, 'QKV layout'",
@@ -511,7 +628,16 @@ FILTERS: tuple[Filter, ...] = (
         since="2.8",
     ),
     # Context parallelism.
-    refuses((UNFUSED, FLASH_4), "1169-1176", "context parallelism", _ranks),
+    refuses(UNFUSED, "1169-1173", "context parallelism", _ranks),
+    refuses(FLASH_4, "v2.18 utils.py:1079-1081", "context parallelism", _ranks, until="2.19"),
+    refuses(
+        FLASH_4,
+        "1173-1180 of 2.19.0",
+        "context parallelism by {p.cp_comm_type}, only p2p, all_gather and a2a",
+        lambda a: _ranks(a) and a.p.cp_comm_type not in ("p2p", "all_gather", "a2a"),
+        since="2.19",
+    ),
+    refuses(FLASH_3, "v1.11 attention.py:464", "context parallelism", _ranks, until="1.12"),
     refuses(FLASH, "1177-1214", _flash_over_ranks),
     refuses(FUSED, "1216-1280", _fused_over_ranks),
     # Masks and windows.
@@ -536,6 +662,7 @@ FILTERS: tuple[Filter, ...] = (
         since="2.18",
     ),
     refuses(FUSED, "1344-1366", _window_of_cudnn),
+    refuses(FLASH_3, "v2.1 attention.py:744-748", "a window", lambda a: a.windowed, until="2.2"),
     refuses(
         FLASH_2,
         "1367-1373",
@@ -586,7 +713,15 @@ FILTERS: tuple[Filter, ...] = (
         "1526-1534",
         "deterministic training with a head dimension of 256 or more",
         lambda a: a.deterministic and a.p.is_training and max(a.p.head_dim_qk, a.p.head_dim_v) >= 256,
+        since="2.16",
+    ),
+    refuses(
+        FLASH_3,
+        "v2.15 utils.py:1308-1312",
+        "deterministic with head_dim_qk of 256 or more",
+        lambda a: a.deterministic and a.p.head_dim_qk >= 256,
         since="2.15",
+        until="2.16",
     ),
     refuses(
         FUSED,
@@ -600,17 +735,33 @@ FILTERS: tuple[Filter, ...] = (
         "1545-1555",
         "deterministic training in FP8: cuDNN is {a.cudnn}, at least 9.19.0 with TransformerEngine 2.12",
         lambda a: (
-            (a.deterministic and a.fp8 and a.p.is_training)
+            (a.deterministic and a.fp8_query and a.p.is_training)
             and not (a.te >= Version(2, 12) and a.arch >= 90 and a.cudnn >= Version(9, 19))
         ),
     ),
     refuses(FUSED, "1556-1567", _deterministic_training),
     refuses(
         FUSED,
-        "v2.8, 'Determinism'",
+        "v2.7 utils.py:593, v2.8:1019",
         "deterministic training on sm{a.arch}: cuDNN is {a.cudnn}, above 9.14.0",
+        lambda a: _deterministic_on_blackwell(a) and a.cudnn <= Version(9, 14),
+        since="2.7",
+        until="2.9",
+    ),
+    refuses(
+        FUSED,
+        "v2.9 utils.py:1052, v2.10:1073, v2.11:1067",
+        "deterministic training on sm{a.arch} with TransformerEngine 2.9 to 2.11, whatever cuDNN",
         _deterministic_on_blackwell,
-        since="2.5",
+        since="2.9",
         until="2.12",
+    ),
+    refuses(
+        FUSED,
+        "2.19.0 utils.py:1566-1585, 2.20.2:1789-1808",
+        "deterministic training of packed sequences on sm90: batch_size * num_heads * max_seqlen_q * "
+        "max_seqlen_kv is at least 2^30",
+        _workspace_of_packed,
+        since="2.19",
     ),
 )
