@@ -20,6 +20,7 @@ if __name__ == "__main__":
 import te_function
 from attnsel import AttentionParams, Environment
 from attnsel.dispatchers.te.asked import FilterInput
+from attnsel.selection.evaluate import findings
 from te_questions import questions
 
 
@@ -42,6 +43,23 @@ def asked_of_theirs(seed: int, count: int) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def cudnn_takes(engine: te_function.TransformerEngine, fields: dict[str, Any]) -> bool:
+    """Whether attnsel's rules have nothing against the graph that 2.20 asks cuDNN about."""
+    names = ("max_seqlen_q", "max_seqlen_kv", "num_gqa_groups", "attn_mask_type", "deterministic")
+    p = engine.asked.replace(
+        cp_size=1,
+        bottom_right_diagonal=None,
+        num_heads=fields["num_attn_heads"],
+        window_size=(fields["window_size_left"], fields["window_size_right"]),
+        core_attention_bias_type=fields["bias_type"],
+        alibi_slopes_shape=None,
+        dtype=engine.asked.dtype if engine.asked.fp8_attention and engine.asked.fp8 else te_function.dtype_of(fields["qkv_dtype"]),
+        **{name: fields[name] for name in names},
+    )
+    reasons = findings(p, engine.env, among=("cudnn",))["cudnn"]
+    return not any(reason.code.startswith("CUDNN") and not reason.unknown for reason in reasons)
 
 
 def _params(p: AttentionParams) -> dict[str, Any]:

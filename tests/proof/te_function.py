@@ -11,6 +11,7 @@ Nothing of TransformerEngine is in this repository. It takes g++.
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import dataclasses
 import enum
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -42,6 +43,7 @@ _RANKS = "transformer_engine/pytorch/attention/dot_product_attention/context_par
 _QUERY = "transformer_engine/common/fused_attn/fused_attn.cpp"
 _RAGGED = "transformer_engine/common/fused_attn/utils.cu"
 _HEADER = "transformer_engine/common/include/transformer_engine/fused_attn.h"
+_WHEEL = "transformer_engine/wheel_lib/libtransformer_engine.so"
 _MODULE = "te_utils_under_test"
 _ASKS_CUDNN = Version(2, 20)
 _PRELUDE = r"""
@@ -120,6 +122,104 @@ def _compiled(root: Path, folder: Path) -> ctypes.CDLL:
 
 COVERAGE: list[str] = []
 """Flags for g++ of what measures the branches of the query."""
+
+
+class _Released:
+    """The query in the library of a wheel from PyPI (transformer_engine_cu12), beside a CUDA and a cuDNN that
+    say which GPU and version they are and otherwise do nothing. cuDNN refuses every graph, with "BACKEND"."""
+
+    devices = (70, 75, 80, 86, 89, 90, 100, 103, 110, 120, 121)
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        os.environ.setdefault("CUDNN_FRONTEND_CUDART_LIB_NAME", "libcudart.so.12")
+        beside = folder / f"beside-{library.stat().st_size}"
+        if not beside.exists():
+            self._write_beside(library, beside)
+        self._beside = {
+            file.name: ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL) for file in sorted(beside.glob("lib*"))
+        }
+        self.library = ctypes.CDLL(str(library))
+        self._device = ctypes.c_int.in_dll(self._beside["libcudart.so.12"], "stated_device")
+        self._cudnn = ctypes.c_size_t.in_dll(self._beside["libcudnn.so.9"], "stated_cudnn")
+
+    def te_state(self, arch: int, cudnn: ctypes.c_size_t) -> None:
+        self._device.value, self._cudnn.value = self.devices.index(arch), cudnn.value
+
+    def asked(self, fields: dict[str, Any]) -> tuple[int, str]:
+        """nvte_get_fused_attn_backend_v2 with its message."""
+        create = self.library.nvte_create_fused_attn_config
+        create.restype = ctypes.c_void_p
+        config = ctypes.c_void_p(create())
+        for place, (name, value) in enumerate(fields.items()):
+            kind = _KIND.get(name, ctypes.c_size_t if isinstance(value, int) else ctypes.c_int)
+            held = kind(_number(name, value))
+            size = ctypes.c_size_t(ctypes.sizeof(held))
+            self.library.nvte_set_fused_attn_config_attribute(config, place, ctypes.byref(held), size)
+        message = ctypes.c_char_p()
+        found = self.library.nvte_get_fused_attn_backend_v2(config, ctypes.byref(message))
+        self.library.nvte_destroy_fused_attn_config(config)
+        return int(found), (message.value or b"").decode()
+
+    def _write_beside(self, library: Path, beside: Path) -> None:
+        """A library for each of CUDA's that it needs, with the functions that it takes from them."""
+        beside.mkdir(parents=True)
+        listed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+        needed = re.findall(r"Shared library: \[(lib(?:cu|nccl)[^\]]*)\]", listed)
+        command = ["nm", "-D", "--undefined-only", library]
+        missing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        names: dict[str, set[str]] = {name: set() for name in needed}
+        for line in missing.splitlines():
+            name, _, version = line.split()[-1].partition("@")
+            if version in names:
+                names[version].add(name)
+            elif re.match(r"(__)?(cuda|nccl|nvrtc)", name):
+                names["libnccl.so.2" if name.startswith("nccl") else "libcudart.so.12"].add(name)
+        names["libcudart.so.12"] |= _OF_CUDA
+        names["libcudnn.so.9"] |= _OF_CUDNN
+        for name, functions in names.items():
+            stated = _STATED.get(name, "")
+            plain = sorted(one for one in functions if not re.search(rf"\b{one}\(", stated))
+            text = stated + "".join(f"long {one}(void) {{ return 0; }}\n" for one in plain)
+            (beside / "source.c").write_text("#include <string.h>\n#include <stddef.h>\n" + text)
+            (beside / "map").write_text(f"{name} {{ global: *; }};\n")
+            made = ["gcc", "-shared", "-fPIC", "-w", f"-Wl,-soname,{name}", f"-Wl,--version-script={beside}/map"]
+            subprocess.run([*made, str(beside / "source.c"), "-o", str(beside / name)], check=True)
+
+
+_OF_CUDA = {"cudaGetDeviceProperties", "cudaStreamIsCapturing", "cudaDeviceGetPCIBusId"}
+_OF_CUDA |= {f"cudaGraph{name}" for name in ("Create", "Destroy", "GetNodes", "AddKernelNode", "AddMemcpyNode1D")}
+_OF_CUDA |= {f"cudaGraph{name}" for name in ("AddMemsetNode", "AddChildGraphNode", "KernelNodeSetParams")}
+_OF_CUDA |= {f"cudaGraph{name}" for name in ("MemcpyNodeSetParams1D", "MemsetNodeSetParams")}
+_OF_CUDA |= {"cudaGraphChildGraphNodeGetGraph", "cudaGraphNodeGetDependentNodes"}
+_OF_CUDNN = {"cudnnDestroy", "cudnnGetStream", "cudnnBackendDestroyDescriptor", "cudnnBackendExecute"}
+_OF_CUDNN |= {"cudnnBackendPopulateCudaGraph", "cudnnBackendUpdateCudaGraph"}
+_STATED = {
+    "libcudart.so.12": f"""
+int stated_device = 0;
+static const int sm[] = {{ {", ".join(map(str, _Released.devices))} }};
+static int nothing(void) {{ return 0; }}
+int cudaGetDevice(int *device) {{ *device = stated_device; return 0; }}
+int cudaGetDeviceCount(int *count) {{ *count = {len(_Released.devices)}; return 0; }}
+int cudaDeviceGetAttribute(int *value, int name, int device) {{
+  *value = name == 75 ? sm[device] / 10 : name == 76 ? sm[device] % 10 : 0; return 0; }}
+int cudaGetDeviceProperties_v2(char *all, int device) {{
+  memset(all, 0, 1032); *(int *)(all + 360) = sm[device] / 10; *(int *)(all + 364) = sm[device] % 10; return 0; }}
+int cudaGetDeviceProperties(char *all, int device) {{ return cudaGetDeviceProperties_v2(all, device); }}
+int cudaGetDriverEntryPoint(const char *name, void **found, unsigned long long flags, int *how) {{
+  *found = (void *)nothing; *how = 0; return 0; }}
+""",
+    "libcudnn.so.9": """
+size_t stated_cudnn = 0;
+size_t cudnnGetVersion(void) { return stated_cudnn; }
+const char *cudnnGetErrorString(int status) { return "BACKEND"; }
+void cudnnGetLastErrorString(char *text, size_t size) { if (size) text[0] = 0; }
+int cudnnBackendCreateDescriptor(int kind, void **made) { return 3000; }
+int cudnnBackendFinalize(void *made) { return 3000; }
+int cudnnBackendSetAttribute(void *made, int name, int kind, long count, const void *values) { return 3000; }
+int cudnnBackendGetAttribute(void *made, int name, int kind, long most, long *count, void *values) { return 3000; }
+int cudnnBackendInitialize(void *made) { return 3000; }
+""",
+}
 
 
 # ---- its Python ---------------------------------------------------------------------------------------
@@ -228,10 +328,12 @@ class TransformerEngine:
         self.version, self.utils, self.takes = version_of(root), _utils(root), takes
         source = root if (root / _QUERY).exists() else instead
         self.library: Any = None
-        if self.version < _ASKS_CUDNN:
+        self.released = _Released(root / _WHEEL, folder) if (root / _WHEEL).exists() else None
+        if self.version < _ASKS_CUDNN and self.released is None:
             assert source is not None, f"{root} has no {_QUERY}"
             self.library = _compiled(source, folder)
         self.arch, self.cudnn, self.asked = 90, Version(9, 1), AttentionParams()
+        self.env = Environment.describe("sm90")
         self.known = _beside(self)
         # FlashAttentionUtils is set for each question; what it holds from the start is read here.
         self._flash: Any = self.known["FlashAttentionUtils"]
@@ -252,12 +354,27 @@ class TransformerEngine:
             self.ranks = {name: types.ModuleType(name) for name in names} | {held.__name__: held}
 
     def query(self, *asked: Any) -> Any:
-        return self._cudnn_asked(vars(asked[0])) if self.library is None else self._table(list(asked))
+        if self.version >= _ASKS_CUDNN:
+            return self._cudnn_asked(vars(asked[0]))
+        return self._table(list(asked)) if self.released is None else self._released_table(list(asked))
+
+    def _released_table(self, rest: list[Any]) -> int:
+        """The same call in the released library, whose numbers of types are one higher."""
+        values = [ctypes.c_bool(rest.pop(0))]
+        values += [ctypes.c_int(_DTYPES.get(dtype_of(rest.pop(0)), 3) + 1) for _ in range(2)]
+        layout, bias, mask, softmax, dropout, *numbers = rest
+        places = (_LAYOUTS[layout], _BIASES.index(bias), _MASKS.index(mask), _SOFTMAX.index(softmax))
+        values += [ctypes.c_int(place) for place in places] + [ctypes.c_float(dropout)]
+        values += [ctypes.c_bool(n) if isinstance(n, bool) else ctypes.c_int64(n) for n in numbers]
+        assert self.released is not None
+        self.released.te_state(self.arch, ctypes.c_size_t(_numbered(self.cudnn)))
+        with _quiet():
+            return int(self.released.library.nvte_get_fused_attn_backend(*values))
 
     def _table(self, rest: list[Any]) -> int:
         values = [int(rest.pop(0))] if self.library.trains else []
         q_type, kv_type, layout, bias, mask = (rest.pop(0) for _ in range(5))
-        values += [_DTYPES.get(_dtype(q_type), 1), _DTYPES.get(_dtype(kv_type), 1)]
+        values += [_DTYPES.get(dtype_of(q_type), 1), _DTYPES.get(dtype_of(kv_type), 1)]
         values += [_LAYOUTS[layout], _BIASES.index(bias), _MASKS.index(mask)]
         if isinstance(rest[0], str):
             values.append(_SOFTMAX.index(rest.pop(0)))
@@ -265,40 +382,24 @@ class TransformerEngine:
         call: list[Any] = [ctypes.c_int(value) for value in values] + [ctypes.c_float(dropout)]
         call += [ctypes.c_bool(n) if isinstance(n, bool) else ctypes.c_int64(n) for n in numbers]
         assert len(call) == self.library.arguments, (len(call), self.library.arguments)
-        number = self.cudnn.major * 10_000 + self.cudnn.minor * 100 + self.cudnn.patch
-        if self.cudnn.major < 9:
-            number = self.cudnn.major * 1_000 + self.cudnn.minor * 100 + self.cudnn.patch
-        self.library.te_state(self.arch, ctypes.c_size_t(number))
+        self.library.te_state(self.arch, ctypes.c_size_t(_numbered(self.cudnn)))
         return int(self.library.nvte_get_fused_attn_backend(*call))
 
     def _cudnn_asked(self, fields: dict[str, Any]) -> tuple[int, str]:
-        """nvte_get_fused_attn_backend_v2 in other words (NVIDIA/TransformerEngine#2964 at b1417ca40, and the
-        messages in the library of the wheel 2.20.2): its own conditions, then cuDNN's answer."""
-        q, kv = (part for part in _formats(fields["qkv_layout"]))
-        mask, fp8 = fields["attn_mask_type"], str(fields["qkv_dtype"]).startswith("fp8")
-        padded, left, right = "padding" in mask, fields["window_size_left"], fields["window_size_right"]
-        square, training = fields["max_seqlen_q"] == fields["max_seqlen_kv"], fields["is_training"]
-        ragged, paged = "thd" in (q, kv), fields["qkv_layout"].startswith("paged")
-        refused = ((ragged or paged) and not padded) or fields["bias_type"] == "pre_scale_bias"
-        if fp8:
-            refused |= fields["return_max_logit"] or ragged or fields["bias_type"] != "no_bias"
-            refused |= fields["scaling_mode"] == "NVTE_MXFP8_1D_SCALING" and self.cudnn < Version(9, 21)
-        else:
-            window = left != -1 or right not in (-1, 0)
-            bottom = mask in ("causal_bottom_right", "padding_causal_bottom_right")
-            if mask == "causal_bottom_right" and window and not square and self.arch >= 100:
-                refused |= self.cudnn <= Version(9, 7)
-            uneven = q != "thd" and fields["max_seqlen_kv"] % 128 and not padded
-            refused |= bool(training and fields["cuda_graph"] and uneven and self.cudnn <= Version(9, 15))
-        if refused or (fields["qkv_dtype"] not in _DTYPES) or not self.takes(self, fields):
-            return _Backend.No_Backend, "refused"
-        return (_Backend.FP8 if fp8 else _Backend.F16_arbitrary_seqlen), ""
+        """The released library's own conditions, and cudnn-frontend's; where they leave it to cuDNN, ``takes``."""
+        assert self.released is not None, "2.20 is asked in the library of its wheel"
+        self.released.te_state(self.arch, ctypes.c_size_t(_numbered(self.cudnn)))
+        message = self.released.asked(fields)[1]
+        self.refused = message
+        if "BACKEND" not in message or not self.takes(self, fields):
+            return _Backend.No_Backend, message
+        return (_Backend.FP8 if "fp8" in dtype_of(fields["qkv_dtype"]) else _Backend.F16_arbitrary_seqlen), ""
 
     def choice(
         self, p: AttentionParams, env: Environment, window: tuple[int, int], switches: dict[str, str]
     ) -> tuple[str, tuple[bool, bool, bool]]:
         """What it selects, and which of FlashAttention, FusedAttention and the unfused one survive."""
-        self.arch, self.cudnn, self.asked = env.arch or 0, env.cudnn or Version(0), p
+        self.arch, self.cudnn, self.asked, self.env = env.arch or 0, env.cudnn or Version(0), p, env
         self._installed(env)
         fields = {field.name for field in dataclasses.fields(self.known["AttentionParams"])}
         asked = {name: value for name, value in _fields(p, window).items() if name in fields}
@@ -369,10 +470,45 @@ _SINCE = {
 }
 
 
-def _formats(layout: str) -> tuple[str, str]:
-    parts = layout.removeprefix("paged_kv_").split("_")
-    q, *rest = ("".join(letter for letter in part if letter.isalpha()) for part in parts)
-    return q, (rest or [q])[-1]
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what C++ prints."""
+    kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nothing)
+
+
+def _numbered(cudnn: Version) -> int:
+    """As cudnnGetVersion says it."""
+    return cudnn.major * (10_000 if cudnn.major >= 9 else 1_000) + cudnn.minor * 100 + cudnn.patch
+
+
+_KIND: dict[str, Any] = {
+    **dict.fromkeys(("is_training", "deterministic", "cuda_graph", "return_max_logit"), ctypes.c_uint8),
+    **dict.fromkeys(("window_size_left", "window_size_right"), ctypes.c_int64),
+    **dict.fromkeys(("dropout", "attn_scale"), ctypes.c_float),
+    "bottom_right_diagonal": ctypes.c_uint8,
+}
+_FORMATS = ("sbhd", "bshd", "thd", "bshd_2sbhd", "sbhd_2bshd", "thd_2bshd", "thd_2sbhd", "bhsd")
+
+
+def _number(name: str, value: Any) -> Any:
+    """A field of FusedAttentionParams as its C++ takes it."""
+    if name.endswith("dtype"):
+        return _DTYPES.get(dtype_of(value), 3) + 1
+    if name == "scaling_mode":
+        return int(value == "NVTE_MXFP8_1D_SCALING")
+    if name.endswith("format"):
+        return _FORMATS.index(value) if value in _FORMATS else len(_FORMATS)
+    for ending, values in (("layout", _LAYOUTS), ("mask_type", _MASKS), ("bias_type", _BIASES)):
+        if name.endswith(ending):
+            return values[value] if isinstance(values, dict) else values.index(value)
+    return _SOFTMAX.index(value) if name == "softmax_type" else value
 
 
 def _sizes(p: AttentionParams) -> tuple[int, int, int, int]:
@@ -403,7 +539,7 @@ class _Backend(enum.IntEnum):
     No_Backend = -1
 
 
-def _dtype(value: Any) -> str:
+def dtype_of(value: Any) -> str:
     names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8_e4m3"}
     return names.get(value, str(value))
 
@@ -481,9 +617,14 @@ def _recipe(p: AttentionParams) -> Any:
 
 def _fields(p: AttentionParams, window: tuple[int, int]) -> dict[str, Any]:
     cached = p.kv_cache != "none"
-    cache = (
-        types.SimpleNamespace(is_paged=p.kv_cache == "paged", page_size=p.page_size or 0) if cached else None
+    pages = -(-p.max_seqlen_kv // p.page_size) if p.page_size else 0
+    cache = types.SimpleNamespace(
+        is_paged=p.kv_cache == "paged",
+        page_size=p.page_size or 0,
+        total_num_pages=pages * p.batch_size,
+        cache_manager=types.SimpleNamespace(max_pages_per_seq=pages),
     )
+    packed = p.qkv_format == "thd"
     return {
         "qkv_type": torch.Tensor,
         "qkv_dtype": _TORCH[p.dtype],
@@ -511,7 +652,12 @@ def _fields(p: AttentionParams, window: tuple[int, int]) -> dict[str, Any]:
         "is_training": p.is_training,
         "fp8": p.fp8,
         "fp8_meta": {"recipe": _recipe(p)} if p.fp8 else None,
-        "inference_params": cache,
+        "inference_params": cache if cached else None,
+        "num_tokens_q": p.batch_size * p.max_seqlen_q if packed else 0,
+        "num_tokens_kv": p.batch_size * p.max_seqlen_kv if packed else 0,
+        "softcap": p.softcap or 0.0,
+        "softmax_scale": 0.125,
+        "cp_size_a2a": 2 if p.cp_comm_type == "a2a+p2p" else 1,
         "softmax_type": p.softmax_type,
         "return_max_logit": p.return_max_logit,
         "cuda_graph": p.cuda_graph,

@@ -105,6 +105,8 @@ def questions(
             continue
         if p.kv_cache != "none" and "_" not in p.qkv_layout:
             continue  # its module cannot send it
+        if p.cp_size > 1 and (p.max_seqlen_q % (2 * p.cp_size) or p.max_seqlen_kv % (2 * p.cp_size)):
+            continue  # nor this: two chunks for each rank
         made += 1
         env = Environment.describe(
             draw.choice(ARCHS),

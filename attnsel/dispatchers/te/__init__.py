@@ -29,7 +29,7 @@ from attnsel.dispatchers.te.asked import (
     held,
 )
 from attnsel.dispatchers.te.filters import FILTERS
-from attnsel.dispatchers.te.query import clauses, sub_backend
+from attnsel.dispatchers.te.query import refusals, sub_backend
 from attnsel.dispatchers.te.unasked import unasked
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
@@ -38,10 +38,13 @@ from attnsel.verdicts.dispatch import Dispatch, Offer, Refusal
 
 __all__ = ["SWITCHES", "dispatch", "held"]
 
-NEWEST = Version(2, 20)
-READ = tuple(Version(2, minor) for minor in (8, 12, 13, 14, 16, 17, 18, 20))
-"""Releases whose own function gives the same answers to thousands of questions
-(tests/proof/te_function.py). Of those between, the boundaries of each filter were looked up at the tags."""
+NEWEST = Version(2, 20, 2)
+READ = (
+    *(Version(1, minor) for minor in (11, 12, 13)),
+    *(Version(2, minor) for minor in range(20)),
+    NEWEST,
+)
+"""Releases whose own function gives the same answers to thousands of questions (tests/proof/te_function.py)."""
 
 _CANDIDATES = {
     FLASH_2: "flash_attn.2",
@@ -73,7 +76,7 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
         _call(asked),
         offers,
         chosen,
-        f"{_UTILS}, lines 1626-1660 at d0067d0da",
+        f"{_UTILS}, lines 1871-1905 of 2.20.2",
         inferred=_inferred(te, env),
         error="" if chosen else "No dot product attention backend is available for the provided inputs.",
         switches=tuple(sorted(switches.items())),
@@ -83,9 +86,12 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
 
 def _fused_first(asked: FilterInput) -> bool:
     """From Hopper on FusedAttention goes before FlashAttention; before 2.2 in fp16 and bf16 only its sub-backend
-    for sequences of any length does, and before 2.0 only on sm90 (v1.13 attention.py:903-907, v2.1:1000-1004)."""
-    if asked.te >= Version(2, 2) or asked.fp8_query:
+    for sequences of any length does, before 2.0 only on sm90, and in FP8 it goes before FlashAttention 3 alone
+    (v1.13 attention.py:898-927, v2.1:995-1024)."""
+    if asked.te >= Version(2, 2):
         return asked.arch >= 90
+    if asked.fp8_query:
+        return _offer(asked, FLASH_3).taken
     return sub_backend(asked) == 1 and (asked.arch >= 90 if asked.te >= Version(2) else asked.arch == 90)
 
 
@@ -97,7 +103,7 @@ def _offer(asked: FilterInput, kernel: str) -> Offer:
     ]
     note = ""
     if kernel == FUSED:
-        found += [Refusal(text, one.lines, told=one.told) for one, text in clauses(asked)]
+        found += refusals(asked)
         note = f"sub-backend {sub_backend(asked)}"
     elif kernel == UNFUSED:
         note = f"stores {asked.p.batch_size * asked.p.num_heads} matrices of scores"
@@ -115,7 +121,7 @@ def _without_4_beside_3(asked: FilterInput, offers: tuple[Offer, ...]) -> tuple[
     off = not (asked.enabled("NVTE_FLASH_ATTN") and asked.enabled("NVTE_FLASH_ATTN_V3"))
     if asked.arch != 90 or asked.env.flash_attn_3 is None or off:
         return offers
-    beside = Refusal("FlashAttention 3 is installed, which goes first on sm90", f"{_UTILS}, lines 588-596")
+    beside = Refusal("FlashAttention 3 is installed, which goes first on sm90", f"{_UTILS}, lines 659-667")
     return tuple(
         offer._replace(refusals=(*offer.refusals, beside)) if offer.name == FLASH_4 else offer
         for offer in offers
@@ -164,9 +170,9 @@ def _notes(asked: FilterInput, chosen: Offer | None) -> list[str]:
             f"the window {p.window_size} is handed on as {asked.window} under the mask {p.attn_mask_type}"
         )
     if name in FLASH and p.qkv_format == "sbhd":
-        notes.append("q, k and v are transposed to bshd on every call (backends.py, lines 928-946)")
+        notes.append("q, k and v are transposed to bshd on every call (backends.py, lines 967-985)")
     if name in FLASH and p.padding and p.qkv_format != "thd":
-        notes.append("padded sequences are packed and unpacked on every call (backends.py, lines 983-1028)")
+        notes.append("padded sequences are packed and unpacked on every call (backends.py, lines 1022-1067)")
     if (
         name == FUSED
         and asked.arch == 90

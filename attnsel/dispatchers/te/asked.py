@@ -162,7 +162,7 @@ def refuses(
 # ---- TransformerEngine's variables that decide which attention runs ------------------------------------
 
 
-_UTILS = "dot_product_attention/utils.py at d0067d0da"
+_UTILS = "dot_product_attention/utils.py of 2.20.2"
 
 
 def _on_off(name: str, meaning: str, lines: str) -> Switch:
@@ -170,29 +170,29 @@ def _on_off(name: str, meaning: str, lines: str) -> Switch:
 
 
 SWITCHES: tuple[Switch, ...] = (
-    _on_off("NVTE_FLASH_ATTN", "0 takes away FlashAttention 2, 3 and 4", "538-541"),
-    _on_off("NVTE_FLASH_ATTN_V2", "0 takes away FlashAttention 2 (from 2.17 on)", "539"),
-    _on_off("NVTE_FLASH_ATTN_V3", "0 takes away FlashAttention 3 (from 2.17 on)", "540"),
-    _on_off("NVTE_FLASH_ATTN_V4", "0 takes away FlashAttention 4 (from 2.17 on)", "541"),
-    _on_off("NVTE_FUSED_ATTN", "0 takes away FusedAttention, which is cuDNN", "543"),
-    _on_off("NVTE_UNFUSED_ATTN", "0 takes away UnfusedDotProductAttention", "544"),
+    _on_off("NVTE_FLASH_ATTN", "0 takes away FlashAttention 2, 3 and 4", "609-612"),
+    _on_off("NVTE_FLASH_ATTN_V2", "0 takes away FlashAttention 2 (from 2.18 on)", "610"),
+    _on_off("NVTE_FLASH_ATTN_V3", "0 takes away FlashAttention 3 (from 2.18 on)", "611"),
+    _on_off("NVTE_FLASH_ATTN_V4", "0 takes away FlashAttention 4 (from 2.18 on)", "612"),
+    _on_off("NVTE_FUSED_ATTN", "0 takes away FusedAttention, which is cuDNN", "614"),
+    _on_off("NVTE_UNFUSED_ATTN", "0 takes away UnfusedDotProductAttention", "615"),
     _on_off(
         "NVTE_UnfusedDPA_Emulate_FP8",
         "1 lets UnfusedDotProductAttention emulate attention in FP8",
-        "667-671",
+        "738-742",
     ),
     Switch(
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
         ("0", "1"),
         "0 asks for deterministic kernels, as torch.use_deterministic_algorithms does; read once, when the "
         "module is made",
-        "dot_product_attention.py at d0067d0da, lines 761-764",
+        "dot_product_attention.py of 2.20.2, lines 949-952",
     ),
     Switch(
         "NVTE_FUSED_ATTN_USE_FAv2_BWD",
         ("0", "1"),
         "1 runs FlashAttention 2's backward behind FusedAttention's forward on sm90, without a bias",
-        "dot_product_attention/backends.py at d0067d0da, lines 2051-2053",
+        "dot_product_attention/backends.py of 2.20.2, lines 2332-2334",
     ),
 )
 

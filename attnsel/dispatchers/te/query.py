@@ -1,21 +1,27 @@
 """TransformerEngine's query of cuDNN: the clauses of ``nvte_get_fused_attn_backend``, each with a text.
 
-TransformerEngine asks it for a number and gets no reason. It is a table of its own, not the library: some
-calls that libcudnn takes are refused here, and attnsel's rules (rules/cudnn/) ask the library.
+Up to 2.19 TransformerEngine asks it for a number and gets no reason. It is a table of its own, not the library:
+some calls that libcudnn takes are refused here. From 2.20 on it has few conditions of its own and asks cuDNN,
+through cudnn-frontend, whose answer attnsel's rules (rules/cudnn/) give; it logs that answer.
 
-Read: NVIDIA/TransformerEngine common/fused_attn/fused_attn.cpp at d0067d0da (the same since v2.18), where the
-line numbers are from, and at v2.8; what differs between stands with the release that has it.
+Read: NVIDIA/TransformerEngine common/fused_attn/fused_attn.cpp at v2.18, where the line numbers are from, and at
+v1.11 to v2.17; what differs stands with the release that has it. Of 2.19.0 and 2.20.2, whose C++ is in no
+package, the libraries in the wheels of transformer-engine-cu12 were asked (tests/proof/te_function.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import gcd
 
-from attnsel.dispatchers.te.asked import FUSED, HALF, NOTHING, Check, Filter, FilterInput, refuses
+from attnsel.dispatchers.te.asked import FUSED, HALF, LEVEL_2, NOTHING, Check, Filter, FilterInput, refuses
 from attnsel.environment.versions import Version
+from attnsel.selection.evaluate import findings
+from attnsel.verdicts.dispatch import Refusal
 
 _NO_HOLE = Version(2, 12)
 """Releases before take (-1, -1) and (-1, 0) from cuDNN 9.2 on (TransformerEngine#2477)."""
+_ASKS_CUDNN = Version(2, 20)
 _TRAINING_ASKED = Version(2, 5)
 """Releases before do not say whether it is training (v2.4 fused_attn.cpp:95-100)."""
 _LARGEST = 2**31 - 1
@@ -23,15 +29,18 @@ _LARGEST = 2**31 - 1
 
 def sub_backend(a: FilterInput) -> int:
     """As TransformerEngine numbers them: 0 for short sequences that 1 refuses, 1 for fp16 and bf16, 2 for FP8."""
-    if a.fp8_query:
+    if a.fp8_query and (a.te < _ASKS_CUDNN or a.fp8):
         return 2
     return 0 if _short(a) and any(True for _ in _failing(a)) else 1
 
 
-def clauses(a: FilterInput) -> Iterator[tuple[Filter, str]]:
-    """Every clause that fails; none where the kernel for short sequences takes the call."""
-    if (a.fp8_query or a.p.dtype in HALF) and not _short(a):
-        yield from _failing(a)
+def refusals(a: FilterInput) -> Iterator[Refusal]:
+    """One for every clause that fails; none where the kernel for short sequences takes the call."""
+    if a.te >= _ASKS_CUDNN:
+        yield from _refusals_of_cudnn(a)
+    elif (a.fp8_query or a.p.dtype in HALF) and not _short(a):
+        for clause, text in _failing(a):
+            yield Refusal(text, clause.lines, told=clause.told)
 
 
 def _failing(a: FilterInput) -> Iterator[tuple[Filter, str]]:
@@ -301,12 +310,22 @@ def _fp8_shapes(a: FilterInput) -> Iterator[bool]:
     fits = max(d, dv) <= (256 if before else 128)
     if before and p.is_training and a.te >= Version(2, 8):
         fits = (d, dv) == (128, 128)
-    yield _cudnn(a, 9, 7) and fits and sixteen and kind in ("no_mask", "causal", "padding", "padding_causal")
+    kinds: tuple[str, ...] = ("no_mask", "causal", "padding", "padding_causal")
+    if a.te >= Version(2, 19) and not before:
+        kinds += ("padding_causal_bottom_right",)
+    yield _cudnn(a, 9, 7) and fits and sixteen and kind in kinds
     new = a.te >= Version(2, 15) and _cudnn(a, 9, 21) and not before and sixteen and d <= 192 and dv <= 128
     yield new and kind in ("no_mask", "causal", "causal_bottom_right")
 
 
+def _fp8_packed(a: FilterInput) -> bool:
+    """Packed sequences as 2.19 takes them."""
+    return a.te >= Version(2, 19) and a.packed and _cudnn(a, 9, 23)
+
+
 def _fp8_layout(a: FilterInput) -> str:
+    if _fp8_packed(a):
+        return _fp8_packed_limits(a)
     newer = a.te >= Version(2, 15) and _cudnn(a, 9, 21)
     if a.te < Version(2):
         return ""  # one of the shapes above
@@ -314,6 +333,68 @@ def _fp8_layout(a: FilterInput) -> str:
         return f"softmax_type {a.p.softmax_type} in FP8 with cuDNN {a.cudnn}"
     fits = (_dense(a) or (newer and a.p.qkv_format == "bhsd")) and not a.mixed
     return "" if fits else f"the layout {a.p.qkv_layout} in FP8"
+
+
+def _fp8_packed_limits(a: FilterInput) -> str:
+    d, dv = a.p.head_dim_qk, a.p.head_dim_v
+    if a.arch < 100:
+        return f"training in FP8 with packed sequences on sm{a.arch}, at least sm100" if a.p.is_training else ""
+    if max(d, dv) > 128:
+        return f"head dimensions are {d} and {dv}, at most 128 with packed sequences in FP8 on sm{a.arch}"
+    sink = a.p.softmax_type != "vanilla" and a.p.is_training and not _cudnn(a, 9, 26)
+    return f"training with a sink and packed sequences in FP8 needs cuDNN 9.26.0, not {a.cudnn}" if sink else ""
+
+
+# ---- from 2.20 on -------------------------------------------------------------------------------------
+
+
+def _refusals_of_cudnn(a: FilterInput) -> Iterator[Refusal]:
+    """The conditions of 2.20, then what attnsel's rules say of each step that context parallelism runs."""
+    found: dict[str, Refusal] = {}
+    for step in _steps(a):
+        for clause in FP8_OWN if step.fp8 else OWN:
+            if text := clause.check(step):
+                found.setdefault(text, Refusal(text, clause.lines, told=clause.told))
+        for reason in findings(step.p, step.env, among=("cudnn",))["cudnn"]:
+            if not reason.unknown and reason.code.startswith("CUDNN"):
+                refusal = Refusal(reason.message, reason.source, reason.code, told=LEVEL_2)
+                found.setdefault(reason.code, refusal)
+    yield from found.values()
+
+
+def _steps(a: FilterInput) -> Iterator[FilterInput]:
+    """Each call that cuDNN is asked about (2.20.2 context_parallel.py:5404-5514, cp_per_step_configs)."""
+    p, ranks, mask = a.p, a.p.cp_size, _mask(a)
+    plain = p.replace(
+        cp_size=1,
+        deterministic=a.deterministic,
+        dtype=p.dtype if a.fp8 or p.dtype in HALF else "bf16",
+        core_attention_bias_type=a.bias,
+        alibi_slopes_shape=None,
+    )
+    if ranks == 1:
+        yield a._replace(p=plain)
+        return
+    around = 2 if p.cp_comm_type == "a2a+p2p" else ranks if p.cp_comm_type == "a2a" else 1
+    count = p.num_heads // around or 1
+    heads = {"num_heads": count, "num_gqa_groups": gcd(count, p.num_gqa_groups // around or 1)}
+    q, kv = p.max_seqlen_q, p.max_seqlen_kv
+    if p.cp_comm_type == "a2a":
+        sizes = [(mask, q, kv, True)]
+    elif p.cp_comm_type == "all_gather":
+        bottom = f"{mask}_bottom_right" if p.causal and "bottom_right" not in mask else mask
+        sizes = [(bottom, q // (2 * ranks), one, True) for one in (kv // (2 * ranks), kv)]
+    else:
+        q, kv = q // (ranks // around), kv // (ranks // around)
+        off = "padding" if p.padding else "no_mask"
+        sizes = [(mask, q, kv, True)]
+        if p.causal:
+            sizes += [(off, q, kv // 2, False), (off, q // 2, kv, False)]
+    for one, queries, keys, windowed in sizes:
+        lengths = {"max_seqlen_q": max(queries, 1), "max_seqlen_kv": max(keys, 1), "attn_mask_type": one}
+        kept = {} if windowed else {"window_size": (-1, -1)}
+        corner = {} if one == mask else {"bottom_right_diagonal": None}
+        yield a._replace(p=plain.replace(**heads, **lengths, **kept, **corner))
 
 
 # ---- the tables ---------------------------------------------------------------------------------------
@@ -399,6 +480,43 @@ CLAUSES: tuple[Filter, ...] = (
         since="2.10",
     ),
     _clause("523-543", _sm120, since="2.14"),
+)
+
+def _own(says: str, when: Callable[[FilterInput], object]) -> Filter:
+    return refuses(FUSED, "nvte_get_fused_attn_backend_v2, library of 2.20.2", says, when, told=LEVEL_2)
+
+
+OWN: tuple[Filter, ...] = (
+    _own("pre_scale_bias", lambda a: a.bias == "pre_scale_bias"),
+    _own("a paged cache with the mask {p.attn_mask_type}", lambda a: _paged(a) and not a.p.padding),
+    _own("packed sequences on sm{a.arch}, at least sm90", lambda a: a.packed and a.arch < 90),
+    _own(
+        "a CUDA graph of training with keys no multiple of 128 up to cuDNN 9.15.0",
+        _graph_of_uneven_lengths,
+    ),
+    _own(
+        "max_logit needs cuDNN 9.21.0, not {a.cudnn}",
+        lambda a: a.p.return_max_logit and not _cudnn(a, 9, 21),
+    ),
+    _own(
+        "training with a learnable softmax and packed sequences needs cuDNN 9.26.0, not {a.cudnn}",
+        lambda a: a.packed and a.p.is_training and a.p.softmax_type == "learnable" and not _cudnn(a, 9, 26),
+    ),
+)
+FP8_OWN: tuple[Filter, ...] = (
+    _own("{a.bias} in FP8", lambda a: a.bias != "no_bias"),
+    _own("max_logit in FP8", lambda a: a.p.return_max_logit),
+    _own(
+        "packed sequences in FP8 need cuDNN 9.23.0, not {a.cudnn}",
+        lambda a: a.p.qkv_format == "thd" and not _cudnn(a, 9, 23),
+    ),
+    refuses(
+        FUSED,
+        "nvte_get_fused_attn_backend_v2, library of 2.20.2",
+        lambda a: _fp8_packed_limits(a) if a.p.qkv_format == "thd" else "",
+        told=LEVEL_2,
+    ),
+    _own("MXFP8 needs cuDNN 9.21.0, not {a.cudnn}", lambda a: a.recipe == "mxfp8" and not _cudnn(a, 9, 21)),
 )
 
 FP8_CLAUSES: tuple[Filter, ...] = (

@@ -19,6 +19,7 @@ class _Missing(NamedTuple):
     lines: str
 
 
+_OLDEST_CUDNN = Version(9, 12)
 _DPA = "dot_product_attention.py, DotProductAttention.forward"
 _RECIPE = "common/recipe/__init__.py"
 _MISSING = (
@@ -44,6 +45,9 @@ def unasked(a: FilterInput) -> tuple[str, str]:
         if a.env.flash_attn is None or not oldest <= a.env.flash_attn < before:
             text = f"TransformerEngine {a.te} needs flash-attn, at least {oldest} and below {before}"
             return f"{text}: it is {a.env.flash_attn or 'not installed'}.", "v1.11 attention.py:92, 4816-4821"
+    if Version(2, 20) <= a.te and a.cudnn < _OLDEST_CUDNN:
+        text = f"TransformerEngine {a.te} needs cuDNN {_OLDEST_CUDNN} and raises at import"
+        return f"{text}: it is {a.env.cudnn or 'not installed'}.", "2.20.2 common/__init__.py:24-44, MIN_CUDNN_VERSION"
     for missing in _MISSING:
         if missing.needs(a) and (missing.since is None or a.te < Version(*missing.since)):
             if missing.since is None:
