@@ -27,7 +27,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -73,6 +73,10 @@ _DTYPES = {"fp16": 4, "bf16": 5, "fp8_e4m3": 6, "fp8_e5m2": 7}
 
 def checkouts() -> list[Path]:
     return [Path(part) for part in os.environ.get(VARIABLE, "").split(":") if part]
+
+
+def has_query(root: Path) -> bool:
+    return (root / _QUERY).exists()
 
 
 def version_of(root: Path) -> Version:
@@ -124,20 +128,23 @@ COVERAGE: list[str] = []
 """Flags for g++ of what measures the branches of the query."""
 
 
+def _told(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 class _Released:
     """The query in the library of a wheel from PyPI (transformer_engine_cu12), beside a CUDA and a cuDNN that
     say which GPU and version they are and otherwise do nothing. cuDNN refuses every graph, with "BACKEND"."""
 
     devices = (70, 75, 80, 86, 89, 90, 100, 103, 110, 120, 121)
+    _beside: ClassVar[dict[str, ctypes.CDLL]] = {}
 
     def __init__(self, library: Path, folder: Path) -> None:
         os.environ.setdefault("CUDNN_FRONTEND_CUDART_LIB_NAME", "libcudart.so.12")
-        beside = folder / f"beside-{library.stat().st_size}"
-        if not beside.exists():
-            self._write_beside(library, beside)
-        self._beside = {
-            file.name: ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL) for file in sorted(beside.glob("lib*"))
-        }
+        if not self._beside:  # one for all, as a process has one library of a name
+            self._write_beside([root / _WHEEL for root in checkouts()] or [library], folder / "beside")
+            for file in sorted((folder / "beside").glob("lib*")):
+                self._beside[file.name] = ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
         self.library = ctypes.CDLL(str(library))
         self._device = ctypes.c_int.in_dll(self._beside["libcudart.so.12"], "stated_device")
         self._cudnn = ctypes.c_size_t.in_dll(self._beside["libcudnn.so.9"], "stated_cudnn")
@@ -160,20 +167,19 @@ class _Released:
         self.library.nvte_destroy_fused_attn_config(config)
         return int(found), (message.value or b"").decode()
 
-    def _write_beside(self, library: Path, beside: Path) -> None:
-        """A library for each of CUDA's that it needs, with the functions that it takes from them."""
+    def _write_beside(self, libraries: list[Path], beside: Path) -> None:
+        """A library for each of CUDA's that they need, with the functions that they take from them."""
         beside.mkdir(parents=True)
-        listed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
-        needed = re.findall(r"Shared library: \[(lib(?:cu|nccl)[^\]]*)\]", listed)
-        command = ["nm", "-D", "--undefined-only", library]
-        missing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        names: dict[str, set[str]] = {name: set() for name in needed}
-        for line in missing.splitlines():
-            name, _, version = line.split()[-1].partition("@")
-            if version in names:
-                names[version].add(name)
-            elif re.match(r"(__)?(cuda|nccl|nvrtc)", name):
-                names["libnccl.so.2" if name.startswith("nccl") else "libcudart.so.12"].add(name)
+        names: dict[str, set[str]] = {}
+        for library in filter(Path.exists, libraries):
+            for name in re.findall(r"Shared library: \[(lib(?:cu|nccl)[^\]]*)\]", _told("readelf", "-d", library)):
+                names.setdefault(name, set())
+            for line in _told("nm", "-D", "--undefined-only", library).splitlines():
+                name, _, version = line.split()[-1].partition("@")
+                if version in names:
+                    names[version].add(name)
+                elif re.match(r"(__)?(cuda|nccl|nvrtc)", name):
+                    names["libnccl.so.2" if name.startswith("nccl") else "libcudart.so.12"].add(name)
         names["libcudart.so.12"] |= _OF_CUDA
         names["libcudnn.so.9"] |= _OF_CUDNN
         for name, functions in names.items():
@@ -198,6 +204,7 @@ _STATED = {
 int stated_device = 0;
 static const int sm[] = {{ {", ".join(map(str, _Released.devices))} }};
 static int nothing(void) {{ return 0; }}
+static int current(void **context) {{ *context = (void *)1; return 0; }}
 int cudaGetDevice(int *device) {{ *device = stated_device; return 0; }}
 int cudaGetDeviceCount(int *count) {{ *count = {len(_Released.devices)}; return 0; }}
 int cudaDeviceGetAttribute(int *value, int name, int device) {{
@@ -206,7 +213,7 @@ int cudaGetDeviceProperties_v2(char *all, int device) {{
   memset(all, 0, 1032); *(int *)(all + 360) = sm[device] / 10; *(int *)(all + 364) = sm[device] % 10; return 0; }}
 int cudaGetDeviceProperties(char *all, int device) {{ return cudaGetDeviceProperties_v2(all, device); }}
 int cudaGetDriverEntryPoint(const char *name, void **found, unsigned long long flags, int *how) {{
-  *found = (void *)nothing; *how = 0; return 0; }}
+  *found = strcmp(name, "cuCtxGetCurrent") ? (void *)nothing : (void *)current; *how = 0; return 0; }}
 """,
     "libcudnn.so.9": """
 size_t stated_cudnn = 0;

@@ -23,20 +23,21 @@ from attnsel.dispatchers.te.asked import (
     FLASH_3,
     FLASH_4,
     FUSED,
+    RAISED,
     SWITCHES,
     UNFUSED,
     FilterInput,
     held,
 )
 from attnsel.dispatchers.te.filters import FILTERS
-from attnsel.dispatchers.te.query import refusals, sub_backend
+from attnsel.dispatchers.te.query import raised, refusals, sub_backend
 from attnsel.dispatchers.te.unasked import unasked
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.verdicts.dispatch import Dispatch, Offer, Refusal
 
-__all__ = ["SWITCHES", "dispatch", "held"]
+__all__ = ["SWITCHES", "dispatch", "held", "selected"]
 
 NEWEST = Version(2, 20, 2)
 READ = (
@@ -61,14 +62,20 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     """What TransformerEngine would choose. Pure."""
     te = env.transformer_engine or NEWEST
     asked = FilterInput(p, env, te, switches)
-    error, where = unasked(asked)
-    if error:
-        return Dispatch("te", str(te), _read(te), _call(asked), (), None, where, error=error)
+    missing, where = unasked(asked)
+    if missing:
+        return Dispatch("te", str(te), _read(te), _call(asked), (), None, where, error=missing)
     # Of FlashAttention's 4 goes first, then 3, then 2.
     flash = (FLASH_4, FLASH_3, FLASH_2) if te >= _FIRST_FLASH_4 else (FLASH_3, FLASH_2)
     order = (FUSED, *flash, UNFUSED) if _fused_first(asked) else (*flash, FUSED, UNFUSED)
     offers = _without_4_beside_3(asked, tuple(_offer(asked, kernel) for kernel in order))
     chosen = next((offer for offer in offers if offer.taken), None)
+    error = "" if chosen else "No dot product attention backend is available for the provided inputs."
+    if chosen is not None and chosen.name == FUSED and (text := raised(asked)):
+        error = f"{FUSED} is taken, and raises: {text}"
+        refusal = Refusal(error, "context_parallel.py, AttnFuncWithCPAndKVAllGather", told=RAISED)
+        offers = tuple(o._replace(refusals=(refusal,)) if o is chosen else o for o in offers)
+        chosen = None
     return Dispatch(
         "te",
         str(te),
@@ -78,10 +85,18 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
         chosen,
         f"{_UTILS}, lines 1871-1905 of 2.20.2",
         inferred=_inferred(te, env),
-        error="" if chosen else "No dot product attention backend is available for the provided inputs.",
+        error=error,
         switches=tuple(sorted(switches.items())),
         notes=tuple(_notes(asked, chosen)),
     )
+
+
+def selected(dispatch: Dispatch) -> tuple[str, tuple[bool, ...]]:
+    """As get_attention_backend says it: the choice, and whether FlashAttention, FusedAttention and the unfused
+    one are left. It does not know what is raised later."""
+    left = [offer.name for offer in dispatch.offers if all(r.told == RAISED for r in offer.refusals)]
+    families = ("FlashAttention", "FusedAttention", "Unfused")
+    return (left[0] if left else "none"), tuple(any(n.startswith(one) for n in left) for one in families)
 
 
 def _fused_first(asked: FilterInput) -> bool:

@@ -20,6 +20,7 @@ NEVER = Version(0)
 
 LEVEL_1 = "a warning, whatever NVTE_DEBUG is"
 LEVEL_2 = "a line under NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2"
+RAISED = "the error that it raises when it runs"
 NOTHING = "nothing: its query of cuDNN answers yes or no, without a reason"
 
 
@@ -106,6 +107,14 @@ class FilterInput(NamedTuple):
         kind = self.p.core_attention_bias_type
         slopes = self.p.alibi_slopes_shape is not None or (self.te < Version(2, 12) and not self.square)
         return "post_scale_bias" if kind == "alibi" and slopes else kind
+
+    @property
+    def bias_shape(self) -> str:
+        """As cuDNN is asked: slopes for each sequence make a bias for each."""
+        slopes = self.p.alibi_slopes_shape if self.p.core_attention_bias_type == "alibi" else None
+        if slopes is not None:
+            return "bhss" if len(slopes) == 2 else "1hss"
+        return self.p.core_attention_bias_shape or "1hss"
 
     def enabled(self, name: str) -> bool:
         return self.on.get(name, "1") != "0"

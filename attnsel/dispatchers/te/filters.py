@@ -349,6 +349,11 @@ def _bias_trains(a: FilterInput) -> bool:
     return a.p.core_attention_bias_requires_grad and not _alibi(a) and a.bias == "post_scale_bias"
 
 
+def _one_query(a: FilterInput) -> bool:
+    """From 2.20 on a bias is told by its sizes, and with one query [1, 1, 1, s] is [1, 1, s, s]."""
+    return a.te >= Version(2, 20) and a.p.max_seqlen_q == 1
+
+
 def _deterministic_training(a: FilterInput) -> str:
     """Of its sub-backend for sequences of any length; that for short ones is deterministic."""
     if not (a.deterministic and a.p.is_training) or sub_backend(a) != 1:
@@ -368,7 +373,7 @@ def _workspace_of_packed(a: FilterInput) -> bool:
     """From 2^30 scores on cuDNN's deterministic backward wants more memory than an H100 has."""
     p = a.p
     scores = p.batch_size * p.num_heads * p.max_seqlen_q * p.max_seqlen_kv
-    packed = a.packed and a.arch == 90 and not a.fp8_query
+    packed = a.packed and a.arch == 90 and sub_backend(a) == 1
     return packed and a.deterministic and p.is_training and scores >= _MOST_SCORES
 
 
@@ -659,10 +664,18 @@ FILTERS: tuple[Filter, ...] = (
     ),
     refuses(
         FUSED,
+        "v2.8 utils.py:641, v2.9:706, v2.10:726, v2.11:720",
+        "softmax_type {p.softmax_type} with packed sequences, whatever cuDNN, before TransformerEngine 2.12",
+        lambda a: _sinks(a) and a.packed,
+        since="2.8",
+        until="2.12",
+    ),
+    refuses(
+        FUSED,
         "1241-1247",
         "softmax_type {p.softmax_type} with packed sequences: cuDNN is {a.cudnn}, at least 9.18.0",
-        lambda a: _sinks(a) and a.packed and (a.te < Version(2, 12) or a.cudnn < Version(9, 18)),
-        since="2.8",
+        lambda a: _sinks(a) and a.packed and a.cudnn < Version(9, 18),
+        since="2.12",
     ),
     refuses(
         UNFUSED,
@@ -759,7 +772,7 @@ FILTERS: tuple[Filter, ...] = (
         FUSED,
         "1569-1579",
         "the gradient of a bias of shape [1, 1, 1, s]",
-        lambda a: _bias_trains(a) and a.p.core_attention_bias_shape == "111s",
+        lambda a: _bias_trains(a) and a.p.core_attention_bias_shape == "111s" and not _one_query(a),
         since="2.13",
         told=LEVEL_1,
     ),
@@ -813,7 +826,7 @@ FILTERS: tuple[Filter, ...] = (
         "1770-1780",
         "deterministic training in FP8: cuDNN is {a.cudnn}, at least 9.19.0 with TransformerEngine 2.13",
         lambda a: (
-            (a.deterministic and a.fp8_query and a.p.is_training)
+            (a.deterministic and sub_backend(a) == 2 and a.p.is_training)
             and not (a.te >= Version(2, 13) and a.arch >= 90 and a.cudnn >= Version(9, 19))
         ),
     ),

@@ -43,6 +43,21 @@ def refusals(a: FilterInput) -> Iterator[Refusal]:
             yield Refusal(text, clause.lines, told=clause.told)
 
 
+def raised(a: FilterInput) -> str:
+    """What FusedAttention raises when it runs although it was taken: before 2.20 nobody asks about the steps of
+    context parallelism, and each of them asks for itself. By all_gather a causal mask is causal_bottom_right
+    there (v1.11 attention.py:3039, v2.18 context_parallel.py:3078). "" where it raises nothing."""
+    if a.te >= _ASKS_CUDNN or a.fp8_query or a.p.cp_size == 1 or a.p.cp_comm_type != "all_gather":
+        return ""
+    if not a.p.causal or a.p.bottom_right:
+        return ""
+    for step in _steps(a):
+        for _, text in _failing(step):
+            lengths = f"{step.p.max_seqlen_q} queries and {step.p.max_seqlen_kv} keys"
+            return f"a step of all_gather runs {_mask(step)} on {lengths}: {text}"
+    return ""
+
+
 def _failing(a: FilterInput) -> Iterator[tuple[Filter, str]]:
     for clause in FP8_CLAUSES if a.fp8_query else CLAUSES:
         if clause.holds(a.te):
@@ -70,7 +85,7 @@ def _short(a: FilterInput) -> bool:
         and not p.gqa
         and p.softmax_type == "vanilla"
         and a.bias in ("no_bias", "post_scale_bias")
-        and (a.bias == "no_bias" or p.core_attention_bias_shape in (None, "1hss"))
+        and (a.bias == "no_bias" or a.bias_shape == "1hss")
         and p.attn_mask_type in masks
         and p.qkv_layout in _SHORT_LAYOUTS
         and a.window[0] == -1
@@ -362,6 +377,16 @@ def _refusals_of_cudnn(a: FilterInput) -> Iterator[Refusal]:
     yield from found.values()
 
 
+def _bias_beside_packed(a: FilterInput) -> bool:
+    """A packed graph has one batch of all tokens, in a length of its own that the bias has to have too: that of
+    one sequence of a power of two from 1024 on. On sm120 the graph is not packed."""
+    if a.p.qkv_format != "thd" or a.bias != "post_scale_bias" or a.arch == 120:
+        return False
+    length = max(a.p.max_seqlen_q, a.p.max_seqlen_kv)
+    one = a.p.batch_size == 1 and a.square and length >= 1024 and not length & (length - 1)
+    return length > 1 and not one
+
+
 def _steps(a: FilterInput) -> Iterator[FilterInput]:
     """Each call that cuDNN is asked about (2.20.2 context_parallel.py:5404-5514, cp_per_step_configs)."""
     p, ranks, mask = a.p, a.p.cp_size, _mask(a)
@@ -370,6 +395,7 @@ def _steps(a: FilterInput) -> Iterator[FilterInput]:
         deterministic=a.deterministic,
         dtype=p.dtype if a.fp8 or p.dtype in HALF else "bf16",
         core_attention_bias_type=a.bias,
+        softcap=0.0,
         alibi_slopes_shape=None,
     )
     if ranks == 1:
@@ -500,8 +526,13 @@ OWN: tuple[Filter, ...] = (
     ),
     _own(
         "training with a learnable softmax and packed sequences needs cuDNN 9.26.0, not {a.cudnn}",
-        lambda a: a.packed and a.p.is_training and a.p.softmax_type == "learnable" and not _cudnn(a, 9, 26),
+        lambda a: (
+            (a.packed and a.p.is_training and a.p.softmax_type == "learnable")
+            and not _cudnn(a, 9, 26)
+            and a.arch != 120
+        ),
     ),
+    _own("a bias with packed sequences on sm{a.arch}", _bias_beside_packed),
 )
 FP8_OWN: tuple[Filter, ...] = (
     _own("{a.bias} in FP8", lambda a: a.bias != "no_bias"),
