@@ -43,7 +43,8 @@ def engine_of(root: Path, folder: Path) -> TransformerEngine:
 
 
 def asked_of_theirs(engine: TransformerEngine, seed: int, count: int) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Questions at random that the release can be asked, as rows of te_answers.json with its answer, and ours."""
+    """Questions at random that the release can be asked, as rows of te_answers.json with its answer, and
+    ours."""
     release = str(engine.version)
     every = ((q, dispatched_by("te", *q)) for q in questions(seed, 9 * count, release))
     for (p, env, switches), ours in islice((pair for pair in every if pair[1].offers), count):
@@ -97,8 +98,9 @@ def _machine(env: Environment, engine: str) -> dict[str, str | None]:
 
 
 def reached(root: Path, folder: Path, seed: int, count: int) -> str:
-    """The share of lines and branches of its function, and of the conditions of its query, that are reached."""
-    te_function.COVERAGE[:] = ["--coverage"]
+    """The share of lines and branches of its function, and of the conditions of its query, that are
+    reached."""
+    te_function.COVERAGE[:] = ["--coverage", "-DTE_COVERAGE"]
     measured = coverage.Coverage(branch=True, data_file=None, include=[str(root / "*")])
     measured.start()
     engine = engine_of(root, folder)
@@ -123,7 +125,7 @@ def reached(root: Path, folder: Path, seed: int, count: int) -> str:
 def _conditions(engine: TransformerEngine, folder: Path) -> str:
     if engine.library is None:
         return ""
-    engine.library.__gcov_dump()
+    engine.library.te_dump()
     source = Path(engine.library._name).with_suffix(".cpp")
     (data,) = folder.glob(f"*{source.stem}*.gcda")
     command = ["gcov", "-b", "-c", "-t", str(data)]
@@ -148,7 +150,9 @@ def main() -> int:
                 rows += [row for row, _ in asked_of_theirs(engine, 18, 30)]
                 continue
             differ = contradictions(engine, 2026, 1000)
-            print(engine.version, f"{len(differ)} of 1000 answers differ", *differ[:3], sep="\n  ", flush=True)
+            print(
+                engine.version, f"{len(differ)} of 1000 answers differ", *differ[:3], sep="\n  ", flush=True
+            )
             bad += len(differ)
     if rows:
         text = ",\n".join(json.dumps(row) for row in rows)

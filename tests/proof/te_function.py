@@ -55,8 +55,12 @@ _PRELUDE = r"""
 #include <limits>
 #include <string>
 static int g_arch = 0; static size_t g_cudnn = 0;
-extern "C" void te_state(int arch, size_t cudnn) { g_arch = arch; g_cudnn = cudnn; std::cout.setstate(std::ios_base::failbit); }
-static size_t cudnnGetVersion() { return g_cudnn; }
+extern "C" void te_state(int arch, size_t cudnn) { g_arch = arch; g_cudnn = cudnn;
+std::cout.setstate(std::ios_base::failbit); } static size_t cudnnGetVersion() { return g_cudnn; }
+#ifdef TE_COVERAGE
+extern "C" void __gcov_dump(void);
+extern "C" void te_dump(void) { __gcov_dump(); }
+#endif
 namespace transformer_engine {
 namespace cuda { static int current_device() { return 0; } static int sm_arch(int) { return g_arch; } }
 enum class DType { kInt32, kInt64 };
@@ -172,7 +176,9 @@ class _Released:
         beside.mkdir(parents=True)
         names: dict[str, set[str]] = {}
         for library in filter(Path.exists, libraries):
-            for name in re.findall(r"Shared library: \[(lib(?:cu|nccl)[^\]]*)\]", _told("readelf", "-d", library)):
+            for name in re.findall(
+                r"Shared library: \[(lib(?:cu|nccl)[^\]]*)\]", _told("readelf", "-d", library)
+            ):
                 names.setdefault(name, set())
             for line in _told("nm", "-D", "--undefined-only", library).splitlines():
                 name, _, version = line.split()[-1].partition("@")
@@ -188,12 +194,21 @@ class _Released:
             text = stated + "".join(f"long {one}(void) {{ return 0; }}\n" for one in plain)
             (beside / "source.c").write_text("#include <string.h>\n#include <stddef.h>\n" + text)
             (beside / "map").write_text(f"{name} {{ global: *; }};\n")
-            made = ["gcc", "-shared", "-fPIC", "-w", f"-Wl,-soname,{name}", f"-Wl,--version-script={beside}/map"]
+            made = [
+                "gcc",
+                "-shared",
+                "-fPIC",
+                "-w",
+                f"-Wl,-soname,{name}",
+                f"-Wl,--version-script={beside}/map",
+            ]
             subprocess.run([*made, str(beside / "source.c"), "-o", str(beside / name)], check=True)
 
 
 _OF_CUDA = {"cudaGetDeviceProperties", "cudaStreamIsCapturing", "cudaDeviceGetPCIBusId"}
-_OF_CUDA |= {f"cudaGraph{name}" for name in ("Create", "Destroy", "GetNodes", "AddKernelNode", "AddMemcpyNode1D")}
+_OF_CUDA |= {
+    f"cudaGraph{name}" for name in ("Create", "Destroy", "GetNodes", "AddKernelNode", "AddMemcpyNode1D")
+}
 _OF_CUDA |= {f"cudaGraph{name}" for name in ("AddMemsetNode", "AddChildGraphNode", "KernelNodeSetParams")}
 _OF_CUDA |= {f"cudaGraph{name}" for name in ("MemcpyNodeSetParams1D", "MemsetNodeSetParams")}
 _OF_CUDA |= {"cudaGraphChildGraphNodeGetGraph", "cudaGraphNodeGetDependentNodes"}
@@ -210,9 +225,9 @@ int cudaGetDeviceCount(int *count) {{ *count = {len(_Released.devices)}; return 
 int cudaDeviceGetAttribute(int *value, int name, int device) {{
   *value = name == 75 ? sm[device] / 10 : name == 76 ? sm[device] % 10 : 0; return 0; }}
 int cudaGetDeviceProperties_v2(char *all, int device) {{
-  memset(all, 0, 1032); *(int *)(all + 360) = sm[device] / 10; *(int *)(all + 364) = sm[device] % 10; return 0; }}
-int cudaGetDeviceProperties(char *all, int device) {{ return cudaGetDeviceProperties_v2(all, device); }}
-int cudaGetDriverEntryPoint(const char *name, void **found, unsigned long long flags, int *how) {{
+  memset(all, 0, 1032); *(int *)(all + 360) = sm[device] / 10; *(int *)(all + 364) = sm[device] % 10; return
+  0; }} int cudaGetDeviceProperties(char *all, int device) {{ return cudaGetDeviceProperties_v2(all, device);
+  }} int cudaGetDriverEntryPoint(const char *name, void **found, unsigned long long flags, int *how) {{
   *found = strcmp(name, "cuCtxGetCurrent") ? (void *)nothing : (void *)current; *how = 0; return 0; }}
 """,
     "libcudnn.so.9": """
@@ -223,8 +238,8 @@ void cudnnGetLastErrorString(char *text, size_t size) { if (size) text[0] = 0; }
 int cudnnBackendCreateDescriptor(int kind, void **made) { return 3000; }
 int cudnnBackendFinalize(void *made) { return 3000; }
 int cudnnBackendSetAttribute(void *made, int name, int kind, long count, const void *values) { return 3000; }
-int cudnnBackendGetAttribute(void *made, int name, int kind, long most, long *count, void *values) { return 3000; }
-int cudnnBackendInitialize(void *made) { return 3000; }
+int cudnnBackendGetAttribute(void *made, int name, int kind, long most, long *count, void *values) { return
+3000; } int cudnnBackendInitialize(void *made) { return 3000; }
 """,
 }
 
@@ -273,7 +288,13 @@ class _Any:
     """A class that nothing is an instance of."""
 
 
-_TYPES = ("Float8Tensor", "Float8TensorStorage", "MXFP8Tensor", "MXFP8TensorStorage", "QuantizedTensorStorage")
+_TYPES = (
+    "Float8Tensor",
+    "Float8TensorStorage",
+    "MXFP8Tensor",
+    "MXFP8TensorStorage",
+    "QuantizedTensorStorage",
+)
 _TYPES += ("InferenceParams", "QuantizedTensor")
 
 
@@ -345,7 +366,9 @@ class TransformerEngine:
         # FlashAttentionUtils is set for each question; what it holds from the start is read here.
         self._flash: Any = self.known["FlashAttentionUtils"]
         text = self.utils.read_text()
-        newest = re.findall(r"^\s*_?(?:flash_attn_)?max_version = PkgVersion\(\"(.+)\"\)", text, re.MULTILINE)[0]
+        newest = re.findall(
+            r"^\s*_?(?:flash_attn_)?max_version = PkgVersion\(\"(.+)\"\)", text, re.MULTILINE
+        )[0]
         self.newest, self.exclusive = Written(newest), "is_version_supported" in text
         self._installed(Environment.describe("sm90"))
         sys.modules.setdefault(_MODULE, types.ModuleType(_MODULE))
@@ -393,7 +416,8 @@ class TransformerEngine:
         return int(self.library.nvte_get_fused_attn_backend(*call))
 
     def _cudnn_asked(self, fields: dict[str, Any]) -> tuple[int, str]:
-        """The released library's own conditions, and cudnn-frontend's; where they leave it to cuDNN, ``takes``."""
+        """The released library's own conditions, and cudnn-frontend's; where they leave it to cuDNN,
+        ``takes``."""
         assert self.released is not None, "2.20 is asked in the library of its wheel"
         self.released.te_state(self.arch, ctypes.c_size_t(_numbered(self.cudnn)))
         message = self.released.asked(fields)[1]
@@ -519,11 +543,11 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _sizes(p: AttentionParams) -> tuple[int, int, int, int]:
-    batch, heads, queries = (p.core_attention_bias_shape or "1hss")[:3]
+    shape = p.core_attention_bias_shape or "1hss"
     return (
-        p.batch_size if batch == "b" else 1,
-        p.num_heads if heads == "h" else 1,
-        p.max_seqlen_q if queries == "s" else 1,
+        p.batch_size if shape[0] == "b" else 1,
+        p.num_heads if shape[1] == "h" else 1,
+        p.max_seqlen_q if shape[2] == "s" else 1,
         p.max_seqlen_kv,
     )
 

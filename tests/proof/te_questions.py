@@ -1,7 +1,7 @@
 """Random questions around the bounds of TransformerEngine's filters.
 
-Half of them are a plain call with a few turns, each of which is an edge of some filter: so most filters are reached
-by a call that nothing else refuses. The other half draws every field, so that filters meet.
+Half of them are a plain call with a few turns, each of which is an edge of some filter: so most filters are
+reached by a call that nothing else refuses. The other half draws every field, so that filters meet.
 """
 
 from __future__ import annotations
@@ -144,16 +144,45 @@ def _packed(layout: str, mask: str, **fields: Any) -> dict[str, Any]:
 def _cache(kind: str, q: str, kv: str, **fields: Any) -> dict[str, Any]:
     paged = {"page_size": 256} if kind == "paged" else {}
     layout = f"{'paged_kv_' if paged else ''}{q}_{kv}_{kv}"
-    common = {"kv_cache": kind, "qkv_layout": layout, "is_training": False, "attn_mask_type": "padding_causal"}
+    common = {
+        "kv_cache": kind,
+        "qkv_layout": layout,
+        "is_training": False,
+        "attn_mask_type": "padding_causal",
+    }
     return common | paged | fields
 
 
-_HEADS = ((32, 32), (60, 60), (104, 104), (136, 136), (160, 160), (192, 192), (256, 256), (264, 264), (512, 512))
-_HEADS += ((192, 128), (128, 64), (64, 128), (64, 512), (128, 104), (160, 136), (256, 192), (576, 512), (136, 128))
+_HEADS = (
+    (32, 32),
+    (60, 60),
+    (104, 104),
+    (136, 136),
+    (160, 160),
+    (192, 192),
+    (256, 256),
+    (264, 264),
+    (512, 512),
+)
+_HEADS += (
+    (192, 128),
+    (128, 64),
+    (64, 128),
+    (64, 512),
+    (128, 104),
+    (160, 136),
+    (256, 192),
+    (576, 512),
+    (136, 128),
+)
 _TURNS: tuple[tuple[dict[str, Any], ...], ...] = (
     tuple({"dtype": one} for one in ("fp32", "fp16", "fp8_e4m3")),
     tuple({"num_gqa_groups": one} for one in (1, 4, 8)),
-    ({"num_heads": 15, "num_gqa_groups": 15}, {"num_heads": 15, "num_gqa_groups": 5}, {"num_heads": 10, "num_gqa_groups": 5}),
+    (
+        {"num_heads": 15, "num_gqa_groups": 15},
+        {"num_heads": 15, "num_gqa_groups": 5},
+        {"num_heads": 10, "num_gqa_groups": 5},
+    ),
     tuple({"max_seqlen_q": one} for one in (1, 64, 128, 500, 1000, 4096, 8192)),
     tuple({"max_seqlen_kv": one} for one in (64, 1000, 1024, 4096, 8192)),
     tuple({"head_dim_qk": d, "head_dim_v": dv} for d, dv in _HEADS),
@@ -204,7 +233,8 @@ _TURNS: tuple[tuple[dict[str, Any], ...], ...] = (
     tuple({"cp_size": 4, "cp_comm_type": one} for one in ("a2a+p2p", "p2p", "a2a")),
     tuple(_fp8(kind) for kind in _KINDS),
     tuple(
-        {"fp8": True, "fp8_meta": {"recipe": {"kind": kind, "fp8_dpa": True, "fp8_mha": True}}} for kind in _KINDS
+        {"fp8": True, "fp8_meta": {"recipe": {"kind": kind, "fp8_dpa": True, "fp8_mha": True}}}
+        for kind in _KINDS
     ),
     ({"fp8": True, "fp8_meta": {"recipe": {"kind": "delayed", "fp8_dpa": False}}},),
     (

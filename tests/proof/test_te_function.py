@@ -1,6 +1,8 @@
-"""What attnsel says that TransformerEngine chooses is what its own function chooses, for every release that is here.
+"""What attnsel says that TransformerEngine chooses is what its own function chooses, for every release that
+is here.
 
-TRANSFORMER_ENGINE_FOR_TESTS names the checkouts and unpacked wheels; te_answers.json has answers without them.
+TRANSFORMER_ENGINE_FOR_TESTS names the checkouts and unpacked wheels; te_answers.json has answers without
+them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ READ = (
     *(Version(2, minor) for minor in range(20)),
     NEWEST,
 )
-"""Releases whose own function gives the same answers to thousands of questions (tests/proof/te_function.py)."""
+"""Releases whose own function gives the same answers to thousands of questions
+(tests/proof/te_function.py)."""
 
 _CANDIDATES = {
     FLASH_2: "flash_attn.2",
@@ -92,17 +93,17 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
 
 
 def selected(dispatch: Dispatch) -> tuple[str, tuple[bool, ...]]:
-    """As get_attention_backend says it: the choice, and whether FlashAttention, FusedAttention and the unfused
-    one are left. It does not know what is raised later."""
+    """As get_attention_backend says it: the choice, and whether FlashAttention, FusedAttention and the
+    unfused one are left. It does not know what is raised later."""
     left = [offer.name for offer in dispatch.offers if all(r.told == RAISED for r in offer.refusals)]
     families = ("FlashAttention", "FusedAttention", "Unfused")
     return (left[0] if left else "none"), tuple(any(n.startswith(one) for n in left) for one in families)
 
 
 def _fused_first(asked: FilterInput) -> bool:
-    """From Hopper on FusedAttention goes before FlashAttention; before 2.2 in fp16 and bf16 only its sub-backend
-    for sequences of any length does, before 2.0 only on sm90, and in FP8 it goes before FlashAttention 3 alone
-    (v1.13 attention.py:898-927, v2.1:995-1024)."""
+    """From Hopper on FusedAttention goes before FlashAttention; before 2.2 in fp16 and bf16 only its
+    sub-backend for sequences of any length does, before 2.0 only on sm90, and in FP8 it goes before
+    FlashAttention 3 alone (v1.13 attention.py:898-927, v2.1:995-1024)."""
     if asked.te >= Version(2, 2):
         return asked.arch >= 90
     if asked.fp8_query:

@@ -1,8 +1,8 @@
 """TransformerEngine's filters in Python, each with every kernel that it takes away, in its order.
 
-Read: pytorch/attention/dot_product_attention/utils.py, get_attention_backend, of 2.20.2 (PyPI, 2026-10-05), where
-the line numbers are from; and of 1.11 to 2.19.0 (up to 2.1 it lies in pytorch/attention.py), which say since when
-and until when a filter is there. What takes several steps is a function above the table.
+Read: pytorch/attention/dot_product_attention/utils.py, get_attention_backend, of 2.20.2 (PyPI, 2026-10-05),
+where the line numbers are from; and of 1.11 to 2.19.0 (up to 2.1 it lies in pytorch/attention.py), which say
+since when and until when a filter is there. What takes several steps is a function above the table.
 """
 
 from __future__ import annotations
@@ -107,10 +107,13 @@ def _mxfp8(a: FilterInput) -> str:
 
 
 def _cache_on_sm89(a: FilterInput) -> str:
-    """v2.4 utils.py:437 (before 9.11), v2.5:437 (before 9.12), v2.6:438 (up to 9.12), v2.7:434 (up to 9.13)."""
+    """v2.4 utils.py:437 (before 9.11), v2.5:437 (before 9.12), v2.6:438 (up to 9.12), v2.7:434 (up to
+    9.13)."""
     if not a.cached or a.arch != 89:
         return ""
-    above = {4: Version(9, 11), 5: Version(9, 12), 6: Version(9, 12).after, 7: Version(9, 13).after}[a.te.minor]
+    above = {4: Version(9, 11), 5: Version(9, 12), 6: Version(9, 12).after, 7: Version(9, 13).after}[
+        a.te.minor
+    ]
     return f"a KV cache on sm89: cuDNN is {a.cudnn}, at least {above}" if a.cudnn < above else ""
 
 
@@ -148,7 +151,8 @@ def _heads_of_flash_2(a: FilterInput) -> str:
 
 
 def _heads_of_flash_3(a: FilterInput) -> str:
-    """Before 2.2 those of FlashAttention 2, to 2.7 at most 128 (v2.7 utils.py:510), then flash-attn-3's own."""
+    """Before 2.2 those of FlashAttention 2, to 2.7 at most 128 (v2.7 utils.py:510), then flash-attn-3's
+    own."""
     d, dv = a.p.head_dim_qk, a.p.head_dim_v
     if a.te < _APART:
         return _heads_of_flash_2(a)
@@ -312,7 +316,8 @@ def _window_from_top_left(a: FilterInput) -> bool:
 
 
 def _flash_2_reaches_windows(a: FilterInput) -> bool:
-    """Whether no filter before that of windows takes FlashAttention 2 away: only then is the window looked at."""
+    """Whether no filter before that of windows takes FlashAttention 2 away: only then is the window looked
+    at."""
     for one in FILTERS:
         if one.check is _OLD_WINDOW.check:
             return not one.check(a)
@@ -548,7 +553,13 @@ FILTERS: tuple[Filter, ...] = (
     ),
     refuses(FUSED, "v2.7 utils.py:434-437", _cache_on_sm89, since="2.4", until="2.8"),
     refuses(FLASH, "950-952", "a KV cache on sm120", lambda a: a.cached and a.arch == 120, since="2.14"),
-    refuses(EVERY, "953-957", "a KV cache under context parallelism", lambda a: a.cached and _ranks(a), since="2.2"),
+    refuses(
+        EVERY,
+        "953-957",
+        "a KV cache under context parallelism",
+        lambda a: a.cached and _ranks(a),
+        since="2.2",
+    ),
     refuses(
         EVERY,
         "959-963",
@@ -730,7 +741,8 @@ FILTERS: tuple[Filter, ...] = (
     refuses(
         (FLASH_2, FLASH_3),
         "v1.11 attention.py:581-592",
-        "a causal mask from the bottom right between unequal lengths: before flash-attn 2.1 it is from the top left",
+        "a causal mask from the bottom right between unequal lengths: flash-attn's is from the top left before "
+        "2.1",
         lambda a: a.p.bottom_right and not a.square and _before_2_1(a),
         until="1.12",
         told=LEVEL_1,

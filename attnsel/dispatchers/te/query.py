@@ -1,12 +1,12 @@
 """TransformerEngine's query of cuDNN: the clauses of ``nvte_get_fused_attn_backend``, each with a text.
 
-Up to 2.19 TransformerEngine asks it for a number and gets no reason. It is a table of its own, not the library:
-some calls that libcudnn takes are refused here. From 2.20 on it has few conditions of its own and asks cuDNN,
-through cudnn-frontend, whose answer attnsel's rules (rules/cudnn/) give; it logs that answer.
+Up to 2.19 TransformerEngine asks it for a number and gets no reason. It is a table of its own, not the
+library: some calls that libcudnn takes are refused here. From 2.20 on it has few conditions of its own and
+asks cuDNN, through cudnn-frontend, whose answer attnsel's rules (rules/cudnn/) give; it logs that answer.
 
-Read: NVIDIA/TransformerEngine common/fused_attn/fused_attn.cpp at v2.18, where the line numbers are from, and at
-v1.11 to v2.17; what differs stands with the release that has it. Of 2.19.0 and 2.20.2, whose C++ is in no
-package, the libraries in the wheels of transformer-engine-cu12 were asked (tests/proof/te_function.py).
+Read: NVIDIA/TransformerEngine common/fused_attn/fused_attn.cpp at v2.18, where the line numbers are from,
+and at v1.11 to v2.17; what differs stands with the release that has it. Of 2.19.0 and 2.20.2, whose C++ is
+in no package, the libraries in the wheels of transformer-engine-cu12 were asked (tests/proof/te_function.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _LARGEST = 2**31 - 1
 
 
 def sub_backend(a: FilterInput) -> int:
-    """As TransformerEngine numbers them: 0 for short sequences that 1 refuses, 1 for fp16 and bf16, 2 for FP8."""
+    """As TransformerEngine numbers them: 0 for short sequences that 1 refuses, 1 for fp16 and bf16, 2 for
+    FP8."""
     if a.fp8_query and (a.te < _ASKS_CUDNN or a.fp8):
         return 2
     return 0 if _short(a) and any(True for _ in _failing(a)) else 1
@@ -44,9 +45,10 @@ def refusals(a: FilterInput) -> Iterator[Refusal]:
 
 
 def raised(a: FilterInput) -> str:
-    """What FusedAttention raises when it runs although it was taken: before 2.20 nobody asks about the steps of
-    context parallelism, and each of them asks for itself. By all_gather a causal mask is causal_bottom_right
-    there (v1.11 attention.py:3039, v2.18 context_parallel.py:3078). "" where it raises nothing."""
+    """What FusedAttention raises when it runs although it was taken: before 2.20 nobody asks about the steps
+    of context parallelism, and each of them asks for itself. By all_gather a causal mask is
+    causal_bottom_right there (v1.11 attention.py:3039, v2.18 context_parallel.py:3078). "" where it raises
+    nothing."""
     if a.te >= _ASKS_CUDNN or a.fp8_query or a.p.cp_size == 1 or a.p.cp_comm_type != "all_gather":
         return ""
     if not a.p.causal or a.p.bottom_right:
@@ -253,7 +255,9 @@ def _windows(a: FilterInput) -> Iterator[bool]:
     if not _cudnn(a, 9, 6) or a.te < Version(2):
         return
     yield whole
-    fits = a.arch < 100 or ((a.arch == 100 or a.te >= Version(2, 1)) and (a.square or a.cudnn > Version(9, 7)))
+    fits = a.arch < 100 or (
+        (a.arch == 100 or a.te >= Version(2, 1)) and (a.square or a.cudnn > Version(9, 7))
+    )
     bottom = kind.endswith("bottom_right") and fits
     if old:
         yield right == 0 and (kind == "padding_causal" or bottom) and plain
@@ -353,11 +357,15 @@ def _fp8_layout(a: FilterInput) -> str:
 def _fp8_packed_limits(a: FilterInput) -> str:
     d, dv = a.p.head_dim_qk, a.p.head_dim_v
     if a.arch < 100:
-        return f"training in FP8 with packed sequences on sm{a.arch}, at least sm100" if a.p.is_training else ""
+        return (
+            f"training in FP8 with packed sequences on sm{a.arch}, at least sm100" if a.p.is_training else ""
+        )
     if max(d, dv) > 128:
         return f"head dimensions are {d} and {dv}, at most 128 with packed sequences in FP8 on sm{a.arch}"
     sink = a.p.softmax_type != "vanilla" and a.p.is_training and not _cudnn(a, 9, 26)
-    return f"training with a sink and packed sequences in FP8 needs cuDNN 9.26.0, not {a.cudnn}" if sink else ""
+    return (
+        f"training with a sink and packed sequences in FP8 needs cuDNN 9.26.0, not {a.cudnn}" if sink else ""
+    )
 
 
 # ---- from 2.20 on -------------------------------------------------------------------------------------
@@ -378,8 +386,8 @@ def _refusals_of_cudnn(a: FilterInput) -> Iterator[Refusal]:
 
 
 def _bias_beside_packed(a: FilterInput) -> bool:
-    """A packed graph has one batch of all tokens, in a length of its own that the bias has to have too: that of
-    one sequence of a power of two from 1024 on. On sm120 the graph is not packed."""
+    """A packed graph has one batch of all tokens, in a length of its own that the bias has to have too: that
+    of one sequence of a power of two from 1024 on. On sm120 the graph is not packed."""
     if a.p.qkv_format != "thd" or a.bias != "post_scale_bias" or a.arch == 120:
         return False
     length = max(a.p.max_seqlen_q, a.p.max_seqlen_kv)
@@ -507,6 +515,7 @@ CLAUSES: tuple[Filter, ...] = (
     ),
     _clause("523-543", _sm120, since="2.14"),
 )
+
 
 def _own(says: str, when: Callable[[FilterInput], object]) -> Filter:
     return refuses(FUSED, "nvte_get_fused_attn_backend_v2, library of 2.20.2", says, when, told=LEVEL_2)

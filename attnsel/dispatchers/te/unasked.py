@@ -24,16 +24,31 @@ _DPA = "dot_product_attention.py, DotProductAttention.forward"
 _RECIPE = "common/recipe/__init__.py"
 _MISSING = (
     _Missing(lambda a: a.env.device.type != "cuda", "only CUDA GPUs", None, "get_device_compute_capability"),
-    _Missing(lambda a: a.p.qkv_format == "bhsd", "q, k and v as sbhd, bshd or thd, not bhsd", None, f"{_DPA} of 2.20.2, 2423-2427"),
+    _Missing(
+        lambda a: a.p.qkv_format == "bhsd",
+        "q, k and v as sbhd, bshd or thd, not bhsd",
+        None,
+        f"{_DPA} of 2.20.2, 2423-2427",
+    ),
     _Missing(lambda a: a.p.softcap, "softcap", (2, 20), "utils.py of 2.20.2, 838-866"),
     _Missing(lambda a: a.p.return_max_logit, "return_max_logit", (2, 9), "utils.py of 2.9, AttentionParams"),
-    _Missing(lambda a: a.p.softmax_type != "vanilla", "softmax_type", (2, 8), "utils.py of 2.8, AttentionParams"),
-    _Missing(lambda a: a.mixed or a.p.kv_cache == "paged", "layouts of such a KV cache", (2, 2), "utils.py of 2.2, get_qkv_format"),
+    _Missing(
+        lambda a: a.p.softmax_type != "vanilla", "softmax_type", (2, 8), "utils.py of 2.8, AttentionParams"
+    ),
+    _Missing(
+        lambda a: a.mixed or a.p.kv_cache == "paged",
+        "layouts of such a KV cache",
+        (2, 2),
+        "utils.py of 2.2, get_qkv_format",
+    ),
     _Missing(lambda a: a.recipe == "block", "Float8BlockScaling", (2, 3), f"{_RECIPE} of 2.3, 298"),
     _Missing(lambda a: a.recipe == "current", "Float8CurrentScaling", (2, 2), f"{_RECIPE} of 2.2, 187"),
     _Missing(lambda a: a.recipe == "mxfp8", "MXFP8BlockScaling", (2, 0), f"{_RECIPE} of 2.0, 165"),
     _Missing(
-        lambda a: a.p.cp_size > 1 and a.p.cp_comm_type == "a2a+p2p", "cp_comm_type a2a+p2p", (1, 12), "attention.py of 1.12, 4280"
+        lambda a: a.p.cp_size > 1 and a.p.cp_comm_type == "a2a+p2p",
+        "cp_comm_type a2a+p2p",
+        (1, 12),
+        "attention.py of 1.12, 4280",
     ),
 )
 
@@ -47,7 +62,10 @@ def unasked(a: FilterInput) -> tuple[str, str]:
             return f"{text}: it is {a.env.flash_attn or 'not installed'}.", "v1.11 attention.py:92, 4816-4821"
     if Version(2, 20) <= a.te and a.cudnn < _OLDEST_CUDNN:
         text = f"TransformerEngine {a.te} needs cuDNN {_OLDEST_CUDNN} and raises at import"
-        return f"{text}: it is {a.env.cudnn or 'not installed'}.", "2.20.2 common/__init__.py:24-44, MIN_CUDNN_VERSION"
+        return (
+            f"{text}: it is {a.env.cudnn or 'not installed'}.",
+            "2.20.2 common/__init__.py:24-44, MIN_CUDNN_VERSION",
+        )
     for missing in _MISSING:
         if missing.needs(a) and (missing.since is None or a.te < Version(*missing.since)):
             if missing.since is None:

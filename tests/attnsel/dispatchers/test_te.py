@@ -33,8 +33,12 @@ def test_each_clause_is_told_and_its_way_out_leads_on():
     for row in json.loads(ROWS.read_text(encoding="utf-8")):
         dispatch, after = ours(row), ours(row, **row["fix"])
         of = {offer.name: [refusal.text for refusal in offer.refusals] for offer in dispatch.offers}
-        assert [of.get(row["kernel"], [dispatch.error]), dispatch.error] == [row["says"], row["error"]], row["id"]
-        assert any(o.taken for o in after.offers if o.name == row["kernel"]) == (not row["says"] or bool(row["fix"])), row["id"]
+        assert [of.get(row["kernel"], [dispatch.error]), dispatch.error] == [row["says"], row["error"]], row[
+            "id"
+        ]
+        assert any(o.taken for o in after.offers if o.name == row["kernel"]) == (
+            not row["says"] or bool(row["fix"])
+        ), row["id"]
 
 
 def test_switches_are_read_and_named(monkeypatch):
