@@ -741,8 +741,7 @@ FILTERS: tuple[Filter, ...] = (
     refuses(
         (FLASH_2, FLASH_3),
         "v1.11 attention.py:581-592",
-        "a causal mask from the bottom right between unequal lengths: flash-attn's is from the top left before "
-        "2.1",
+        "a bottom-right causal mask between unequal lengths: flash-attn is {a.env.flash_attn}, at least 2.1",
         lambda a: a.p.bottom_right and not a.square and _before_2_1(a),
         until="1.12",
         told=LEVEL_1,

@@ -217,6 +217,14 @@ def _masks(a: FilterInput) -> Iterator[bool]:
         yield kind in ("causal_bottom_right", "padding_causal_bottom_right") and ordered
 
 
+def _mask_refused(a: FilterInput) -> str:
+    if any(_masks(a)):
+        return ""
+    if _mask(a) == "causal_bottom_right" and not _cudnn(a, 9, 3):
+        return f"the mask {_mask(a)}: cuDNN is {a.cudnn}, at least 9.3.0"
+    return f"the mask {_mask(a)} in {a.p.qkv_layout} with cuDNN {a.cudnn}, this bias and dropout"
+
+
 def _layout(a: FilterInput) -> str:
     if a.mixed:
         return "" if _cudnn(a, 9, 7) else f"the layout {a.p.qkv_layout} needs cuDNN 9.7.0, not {a.cudnn}"
@@ -461,11 +469,7 @@ CLAUSES: tuple[Filter, ...] = (
         since="2.6",
     ),
     _clause("354-366", _bias),
-    _clause(
-        "367-411",
-        "the mask {p.attn_mask_type} in {p.qkv_layout} with cuDNN {a.cudnn}, this bias and dropout",
-        lambda a: not any(_masks(a)),
-    ),
+    _clause("367-411", _mask_refused),
     _clause(
         "412-416",
         "a bias with the mask {p.attn_mask_type}",

@@ -11,7 +11,7 @@ from attnsel.environment.versions import Version
 
 
 class _Missing(NamedTuple):
-    """``words``: what a call needs that releases before ``since`` have not; None: no release has it."""
+    """``words``: what a call needs that releases before ``since`` have not; with None, what holds of all."""
 
     needs: Callable[[FilterInput], object]
     words: str
@@ -23,10 +23,12 @@ _OLDEST_CUDNN = Version(9, 12)
 _DPA = "dot_product_attention.py, DotProductAttention.forward"
 _RECIPE = "common/recipe/__init__.py"
 _MISSING = (
-    _Missing(lambda a: a.env.device.type != "cuda", "only CUDA GPUs", None, "get_device_compute_capability"),
+    _Missing(
+        lambda a: a.env.device.type != "cuda", "runs on CUDA GPUs only", None, "get_device_compute_capability"
+    ),
     _Missing(
         lambda a: a.p.qkv_format == "bhsd",
-        "q, k and v as sbhd, bshd or thd, not bhsd",
+        "takes q, k and v as sbhd, bshd or thd, not bhsd",
         None,
         f"{_DPA} of 2.20.2, 2423-2427",
     ),
@@ -69,7 +71,7 @@ def unasked(a: FilterInput) -> tuple[str, str]:
     for missing in _MISSING:
         if missing.needs(a) and (missing.since is None or a.te < Version(*missing.since)):
             if missing.since is None:
-                return f"TransformerEngine takes {missing.words}.", missing.lines
+                return f"TransformerEngine {missing.words}.", missing.lines
             first = ".".join(map(str, missing.since))
             return f"TransformerEngine {a.te} has no {missing.words}: since {first}.", missing.lines
     return "", ""
