@@ -99,8 +99,10 @@ def questions(
     draw = random.Random(seed)
     made = 0
     while made < count:
+        fields = _call(draw) if made % 2 else _turned(draw)
+        flash = fields.pop("flash_attn", draw.choice([None, "2.8.3", "2.7.3", "2.6.3", draw.choice(FLASH)]))
         try:
-            p = AttentionParams(**(_call(draw) if made % 2 else _turned(draw)))
+            p = AttentionParams(**fields)
         except InvalidInput:
             continue
         if p.kv_cache != "none" and "_" not in p.qkv_layout:
@@ -112,7 +114,7 @@ def questions(
             draw.choice(ARCHS),
             cudnn=draw.choice(CUDNN),
             transformer_engine=te,
-            flash_attn=draw.choice([None, "2.8.3", "2.7.3", "2.6.3", draw.choice(FLASH)]),
+            flash_attn=flash,
             flash_attn_3=draw.choice([None, None, "3.0.0"]),
             flash_attn_4=draw.choice([None, None, "4.0.0b24"]),
         )
@@ -256,6 +258,26 @@ _TURNS: tuple[tuple[dict[str, Any], ...], ...] = (
         _cache("contiguous", "thd", "bshd", pad_between_seqs=True),
         _cache("contiguous", "bshd", "bshd", max_seqlen_kv=1000),
         _cache("contiguous", "bshd", "bshd", max_seqlen_q=1, max_seqlen_kv=4096),
+    ),
+)
+
+
+# What needs two things at once.
+_TURNS += (
+    (
+        _cache("paged", "thd", "bshd", flash_attn="2.4.1"),
+        {"window_size": (128, 0), "flash_attn": "2.1.1"},
+        {"core_attention_bias_type": "alibi", "flash_attn": "2.3.0"},
+        {"deterministic": True, "flash_attn": "2.4.0"},
+        {"softcap": 30.0, "flash_attn": "2.4.1"},
+        {"softcap": 30.0, "attention_dropout": 0.1, "is_training": True, "flash_attn": "2.8.3"},
+    ),
+    (
+        _packed("thd_thd_thd", "padding", cp_size=2, core_attention_bias_type="post_scale_bias"),
+        _fp8("delayed", cp_size=2, head_dim_qk=128, head_dim_v=64),
+        _fp8("delayed", cp_size=2, core_attention_bias_type="post_scale_bias"),
+        {"cp_size": 2, "cp_comm_type": "a2a", "core_attention_bias_type": "post_scale_bias"},
+        {"cp_size": 2, "window_size": (128, 0)},
     ),
 )
 

@@ -395,8 +395,8 @@ def _refusals_of_cudnn(a: FilterInput) -> Iterator[Refusal]:
 
 def _bias_beside_packed(a: FilterInput) -> bool:
     """A packed graph has one batch of all tokens, in a length of its own that the bias has to have too: that
-    of one sequence of a power of two from 1024 on. On sm120 the graph is not packed."""
-    if a.p.qkv_format != "thd" or a.bias != "post_scale_bias" or a.arch == 120:
+    of one sequence of a power of two from 1024 on. Below sm90 and on sm120 the graph is not packed."""
+    if a.p.qkv_format != "thd" or a.bias != "post_scale_bias" or a.arch < 90 or a.arch == 120:
         return False
     length = max(a.p.max_seqlen_q, a.p.max_seqlen_kv)
     one = a.p.batch_size == 1 and a.square and length >= 1024 and not length & (length - 1)
