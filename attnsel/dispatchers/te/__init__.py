@@ -24,6 +24,7 @@ from attnsel.dispatchers.te.asked import (
     FLASH_3,
     FLASH_4,
     FUSED,
+    NEVER,
     RAISED,
     SWITCHES,
     UNFUSED,
@@ -32,7 +33,7 @@ from attnsel.dispatchers.te.asked import (
 )
 from attnsel.dispatchers.te.filters import FILTERS
 from attnsel.dispatchers.te.query import raised, refusals, sub_backend
-from attnsel.dispatchers.te.unasked import unasked
+from attnsel.dispatchers.te.unasked import OLDEST_CUDNN, unasked
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
@@ -62,7 +63,7 @@ _UTILS = "dot_product_attention/utils.py"
 
 def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) -> Dispatch:
     """What TransformerEngine would choose. Pure."""
-    te = env.transformer_engine or NEWEST
+    te = env.transformer_engine or (NEWEST if (env.cudnn or NEVER) >= OLDEST_CUDNN else READ[-2])
     asked = FilterInput(p, env, te, switches)
     missing, where = unasked(asked)
     if missing:
@@ -152,7 +153,8 @@ def _read(te: Version) -> str:
 
 def _inferred(te: Version, env: Environment) -> str:
     if any(one[:2] == te[:2] for one in READ):
-        return "no version was stated" if env.transformer_engine is None else ""
+        why = "" if te == NEWEST else f", and {NEWEST} needs cuDNN {OLDEST_CUDNN}"
+        return f"no version was stated{why}" if env.transformer_engine is None else ""
     return f"{te} is {'older' if te < READ[0] else 'newer'} than what was read"
 
 

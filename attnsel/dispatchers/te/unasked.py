@@ -19,7 +19,8 @@ class _Missing(NamedTuple):
     lines: str
 
 
-_OLDEST_CUDNN = Version(9, 12)
+OLDEST_CUDNN = Version(9, 12)
+"""From 2.20 on; before, no release looks at it."""
 _DPA = "dot_product_attention.py, DotProductAttention.forward"
 _RECIPE = "common/recipe/__init__.py"
 _MISSING = (
@@ -62,8 +63,8 @@ def unasked(a: FilterInput) -> tuple[str, str]:
         if a.env.flash_attn is None or not oldest <= a.env.flash_attn < before:
             text = f"TransformerEngine {a.te} needs flash-attn, at least {oldest} and below {before}"
             return f"{text}: it is {a.env.flash_attn or 'not installed'}.", "v1.11 attention.py:92, 4816-4821"
-    if Version(2, 20) <= a.te and a.cudnn < _OLDEST_CUDNN:
-        text = f"TransformerEngine {a.te} needs cuDNN {_OLDEST_CUDNN} and raises at import"
+    if Version(2, 20) <= a.te and a.cudnn < OLDEST_CUDNN:
+        text = f"TransformerEngine {a.te} needs cuDNN {OLDEST_CUDNN} and raises at import"
         return (
             f"{text}: it is {a.env.cudnn or 'not installed'}.",
             "2.20.2 common/__init__.py:24-44, MIN_CUDNN_VERSION",
