@@ -148,7 +148,8 @@ def difference(selection: SelectionView) -> str:
     one = len(dispatch.known_bugs) == 1
     if theirs is None:
         also = "attnsel has none either" if ours is None else f"attnsel runs {ours}"
-        return f"{taken}; {also}."
+        why = f" ({dispatch.error.rstrip('.')})" if not dispatch.offers else ""
+        return f"{taken}{why}; {also}."
     if ours is None:
         return f"{taken}; attnsel has no kernel for this call."
     if theirs.candidate == ours:

@@ -39,7 +39,8 @@ SWITCHED = {
 @cache
 def asked(number: str) -> Any:
     row = ROWS[number]
-    env = Environment.describe(f"sm{row['arch']}", cudnn=row["cudnn"], **row["installed"])
+    installed = {"transformer_engine": "2.19.0", **row["installed"]}
+    env = Environment.describe(f"sm{row['arch']}", cudnn=row["cudnn"], **installed)
     off = row.get("off", ())
     deny = tuple(name for family in off for name in SWITCHED[family])
     switches = {f"NVTE_{family.upper()}_ATTN": "0" for family in off}

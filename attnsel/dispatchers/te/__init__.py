@@ -9,6 +9,7 @@ file                holds
 ``asked``           a question in TransformerEngine's terms; what a filter is; the variables
 ``filters``         the filters in Python
 ``query``           the query of cuDNN, in C++
+``unasked``         what a release has not, or does not run on
 ``config``          its configuration as it prints it
 ==================  ==========================================================
 """
@@ -23,24 +24,31 @@ from attnsel.dispatchers.te.asked import (
     FLASH_3,
     FLASH_4,
     FUSED,
+    NEVER,
+    RAISED,
     SWITCHES,
     UNFUSED,
     FilterInput,
     held,
 )
 from attnsel.dispatchers.te.filters import FILTERS
-from attnsel.dispatchers.te.query import clauses, sub_backend
+from attnsel.dispatchers.te.query import raised, refusals, sub_backend
+from attnsel.dispatchers.te.unasked import OLDEST_CUDNN, unasked
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.verdicts.dispatch import Dispatch, Offer, Refusal
 
-__all__ = ["SWITCHES", "dispatch", "held"]
+__all__ = ["SWITCHES", "dispatch", "held", "selected"]
 
-NEWEST = Version(2, 20)
-READ = tuple(Version(2, minor) for minor in (8, 12, 13, 14, 16, 17, 18, 20))
+NEWEST = Version(2, 20, 2)
+READ = (
+    *(Version(1, minor) for minor in (11, 12, 13)),
+    *(Version(2, minor) for minor in range(20)),
+    NEWEST,
+)
 """Releases whose own function gives the same answers to thousands of questions
-(tests/proof/te_function.py). Of those between, the boundaries of each filter were looked up at the tags."""
+(tests/proof/te_function.py). Patch releases have the function of theirs (2.2.1, 2.14.1, 2.16.1, 2.17.1)."""
 
 _CANDIDATES = {
     FLASH_2: "flash_attn.2",
@@ -55,18 +63,22 @@ _UTILS = "dot_product_attention/utils.py"
 
 def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) -> Dispatch:
     """What TransformerEngine would choose. Pure."""
-    te = env.transformer_engine or NEWEST
+    te = env.transformer_engine or (NEWEST if (env.cudnn or NEVER) >= OLDEST_CUDNN else READ[-2])
     asked = FilterInput(p, env, te, switches)
-    if p.softcap or env.device.type != "cuda":
-        why = "has no softcap" if p.softcap else "runs on CUDA GPUs only"
-        error = f"TransformerEngine {why}."
-        where = f"{_UTILS}, AttentionParams"
-        return Dispatch("te", str(te), _read(te), _call(asked), (), None, where, error=error)
-    # From Hopper on FusedAttention goes first, before it FlashAttention; of these 4, 3, 2.
+    missing, where = unasked(asked)
+    if missing:
+        return Dispatch("te", str(te), _read(te), _call(asked), (), None, where, error=missing)
+    # Of FlashAttention's 4 goes first, then 3, then 2.
     flash = (FLASH_4, FLASH_3, FLASH_2) if te >= _FIRST_FLASH_4 else (FLASH_3, FLASH_2)
-    order = (FUSED, *flash, UNFUSED) if asked.arch >= 90 else (*flash, FUSED, UNFUSED)
+    order = (FUSED, *flash, UNFUSED) if _fused_first(asked) else (*flash, FUSED, UNFUSED)
     offers = _without_4_beside_3(asked, tuple(_offer(asked, kernel) for kernel in order))
     chosen = next((offer for offer in offers if offer.taken), None)
+    error = "" if chosen else "No dot product attention backend is available for the provided inputs."
+    if chosen is not None and chosen.name == FUSED and (text := raised(asked)):
+        error = f"{FUSED} is taken, and raises: {text}"
+        refusal = Refusal(error, "context_parallel.py, AttnFuncWithCPAndKVAllGather", told=RAISED)
+        offers = tuple(o._replace(refusals=(refusal,)) if o is chosen else o for o in offers)
+        chosen = None
     return Dispatch(
         "te",
         str(te),
@@ -74,12 +86,31 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
         _call(asked),
         offers,
         chosen,
-        f"{_UTILS}, lines 1626-1660 at d0067d0da",
+        f"{_UTILS}, lines 1871-1905 of 2.20.2",
         inferred=_inferred(te, env),
-        error="" if chosen else "No dot product attention backend is available for the provided inputs.",
+        error=error,
         switches=tuple(sorted(switches.items())),
         notes=tuple(_notes(asked, chosen)),
     )
+
+
+def selected(dispatch: Dispatch) -> tuple[str, tuple[bool, ...]]:
+    """As get_attention_backend says it: the choice, and whether FlashAttention, FusedAttention and the
+    unfused one are left. It does not know what is raised later."""
+    left = [offer.name for offer in dispatch.offers if all(r.told == RAISED for r in offer.refusals)]
+    families = ("FlashAttention", "FusedAttention", "Unfused")
+    return (left[0] if left else "none"), tuple(any(n.startswith(one) for n in left) for one in families)
+
+
+def _fused_first(asked: FilterInput) -> bool:
+    """From Hopper on FusedAttention goes before FlashAttention; before 2.2 in fp16 and bf16 only its
+    sub-backend for sequences of any length does, before 2.0 only on sm90, and in FP8 it goes before
+    FlashAttention 3 alone (v1.13 attention.py:898-927, v2.1:995-1024)."""
+    if asked.te >= Version(2, 2):
+        return asked.arch >= 90
+    if asked.fp8_query:
+        return _offer(asked, FLASH_3).taken
+    return sub_backend(asked) == 1 and (asked.arch >= 90 if asked.te >= Version(2) else asked.arch == 90)
 
 
 def _offer(asked: FilterInput, kernel: str) -> Offer:
@@ -90,7 +121,7 @@ def _offer(asked: FilterInput, kernel: str) -> Offer:
     ]
     note = ""
     if kernel == FUSED:
-        found += [Refusal(text, one.lines, told=one.told) for one, text in clauses(asked)]
+        found += refusals(asked)
         note = f"sub-backend {sub_backend(asked)}"
     elif kernel == UNFUSED:
         note = f"stores {asked.p.batch_size * asked.p.num_heads} matrices of scores"
@@ -108,7 +139,7 @@ def _without_4_beside_3(asked: FilterInput, offers: tuple[Offer, ...]) -> tuple[
     off = not (asked.enabled("NVTE_FLASH_ATTN") and asked.enabled("NVTE_FLASH_ATTN_V3"))
     if asked.arch != 90 or asked.env.flash_attn_3 is None or off:
         return offers
-    beside = Refusal("FlashAttention 3 is installed, which goes first on sm90", f"{_UTILS}, lines 588-596")
+    beside = Refusal("FlashAttention 3 is installed, which goes first on sm90", f"{_UTILS}, lines 659-667")
     return tuple(
         offer._replace(refusals=(*offer.refusals, beside)) if offer.name == FLASH_4 else offer
         for offer in offers
@@ -117,17 +148,14 @@ def _without_4_beside_3(asked: FilterInput, offers: tuple[Offer, ...]) -> tuple[
 
 def _read(te: Version) -> str:
     """The newest release that was read and is not above ``te``; the oldest for what is older still."""
-    return str(max((one for one in READ if one <= te), default=READ[0]))
+    return str(max((one for one in READ if one[:2] <= te[:2]), default=READ[0]))
 
 
 def _inferred(te: Version, env: Environment) -> str:
-    if te in READ:
-        return "no version was stated" if env.transformer_engine is None else ""
-    if te < READ[0]:
-        return f"{te} is older than what was read"
-    if te > NEWEST:
-        return f"{te} is newer than what was read"
-    return "of the releases between, the boundaries of each filter were looked up at the tags"
+    if any(one[:2] == te[:2] for one in READ):
+        why = "" if te == NEWEST else f", and {NEWEST} needs cuDNN {OLDEST_CUDNN}"
+        return f"no version was stated{why}" if env.transformer_engine is None else ""
+    return f"{te} is {'older' if te < READ[0] else 'newer'} than what was read"
 
 
 def _call(asked: FilterInput) -> str:
@@ -144,6 +172,8 @@ def _call(asked: FilterInput) -> str:
         said.append(f"core_attention_bias_type={p.core_attention_bias_type!r}")
     if p.attention_dropout:
         said.append(f"attention_dropout={p.attention_dropout}")
+    if p.softcap:
+        said.append(f"softcap={p.softcap}")
     if p.softmax_type != "vanilla":
         said.append(f"softmax_type={p.softmax_type!r}")
     return f"DotProductAttention({', '.join(said)})"
@@ -157,9 +187,9 @@ def _notes(asked: FilterInput, chosen: Offer | None) -> list[str]:
             f"the window {p.window_size} is handed on as {asked.window} under the mask {p.attn_mask_type}"
         )
     if name in FLASH and p.qkv_format == "sbhd":
-        notes.append("q, k and v are transposed to bshd on every call (backends.py, lines 928-946)")
+        notes.append("q, k and v are transposed to bshd on every call (backends.py, lines 967-985)")
     if name in FLASH and p.padding and p.qkv_format != "thd":
-        notes.append("padded sequences are packed and unpacked on every call (backends.py, lines 983-1028)")
+        notes.append("padded sequences are packed and unpacked on every call (backends.py, lines 1022-1067)")
     if (
         name == FUSED
         and asked.arch == 90

@@ -20,6 +20,7 @@ NEVER = Version(0)
 
 LEVEL_1 = "a warning, whatever NVTE_DEBUG is"
 LEVEL_2 = "a line under NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2"
+RAISED = "the error that it raises when it runs"
 NOTHING = "nothing: its query of cuDNN answers yes or no, without a reason"
 
 
@@ -42,7 +43,12 @@ class FilterInput(NamedTuple):
     @property
     def fp8(self) -> bool:
         """Attention in FP8: the recipe has fp8_dpa, which fp8_mha forces."""
-        return self.p.fp8_attention
+        return self.p.fp8 and self.p.recipe is not None and self.p.recipe.attention_in_fp8
+
+    @property
+    def fp8_query(self) -> bool:
+        """Whether cuDNN is asked about FP8: by the recipe, or as the tensors are in FP8 without one."""
+        return self.fp8 or self.p.fp8_attention
 
     @property
     def recipe(self) -> str:
@@ -102,6 +108,14 @@ class FilterInput(NamedTuple):
         slopes = self.p.alibi_slopes_shape is not None or (self.te < Version(2, 12) and not self.square)
         return "post_scale_bias" if kind == "alibi" and slopes else kind
 
+    @property
+    def bias_shape(self) -> str:
+        """As cuDNN is asked: slopes for each sequence make a bias for each."""
+        slopes = self.p.alibi_slopes_shape if self.p.core_attention_bias_type == "alibi" else None
+        if slopes is not None:
+            return "bhss" if len(slopes) == 2 else "1hss"
+        return self.p.core_attention_bias_shape or "1hss"
+
     def enabled(self, name: str) -> bool:
         return self.on.get(name, "1") != "0"
 
@@ -157,7 +171,7 @@ def refuses(
 # ---- TransformerEngine's variables that decide which attention runs ------------------------------------
 
 
-_UTILS = "dot_product_attention/utils.py at d0067d0da"
+_UTILS = "dot_product_attention/utils.py of 2.20.2"
 
 
 def _on_off(name: str, meaning: str, lines: str) -> Switch:
@@ -165,29 +179,29 @@ def _on_off(name: str, meaning: str, lines: str) -> Switch:
 
 
 SWITCHES: tuple[Switch, ...] = (
-    _on_off("NVTE_FLASH_ATTN", "0 takes away FlashAttention 2, 3 and 4", "538-541"),
-    _on_off("NVTE_FLASH_ATTN_V2", "0 takes away FlashAttention 2 (from 2.17 on)", "539"),
-    _on_off("NVTE_FLASH_ATTN_V3", "0 takes away FlashAttention 3 (from 2.17 on)", "540"),
-    _on_off("NVTE_FLASH_ATTN_V4", "0 takes away FlashAttention 4 (from 2.17 on)", "541"),
-    _on_off("NVTE_FUSED_ATTN", "0 takes away FusedAttention, which is cuDNN", "543"),
-    _on_off("NVTE_UNFUSED_ATTN", "0 takes away UnfusedDotProductAttention", "544"),
+    _on_off("NVTE_FLASH_ATTN", "0 takes away FlashAttention 2, 3 and 4", "609-612"),
+    _on_off("NVTE_FLASH_ATTN_V2", "0 takes away FlashAttention 2 (from 2.18 on)", "610"),
+    _on_off("NVTE_FLASH_ATTN_V3", "0 takes away FlashAttention 3 (from 2.18 on)", "611"),
+    _on_off("NVTE_FLASH_ATTN_V4", "0 takes away FlashAttention 4 (from 2.18 on)", "612"),
+    _on_off("NVTE_FUSED_ATTN", "0 takes away FusedAttention, which is cuDNN", "614"),
+    _on_off("NVTE_UNFUSED_ATTN", "0 takes away UnfusedDotProductAttention", "615"),
     _on_off(
         "NVTE_UnfusedDPA_Emulate_FP8",
         "1 lets UnfusedDotProductAttention emulate attention in FP8",
-        "667-671",
+        "738-742",
     ),
     Switch(
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
         ("0", "1"),
         "0 asks for deterministic kernels, as torch.use_deterministic_algorithms does; read once, when the "
         "module is made",
-        "dot_product_attention.py at d0067d0da, lines 761-764",
+        "dot_product_attention.py of 2.20.2, lines 949-952",
     ),
     Switch(
         "NVTE_FUSED_ATTN_USE_FAv2_BWD",
         ("0", "1"),
         "1 runs FlashAttention 2's backward behind FusedAttention's forward on sm90, without a bias",
-        "dot_product_attention/backends.py at d0067d0da, lines 2051-2053",
+        "dot_product_attention/backends.py of 2.20.2, lines 2332-2334",
     ),
 )
 

@@ -1,34 +1,67 @@
 """TransformerEngine's query of cuDNN: the clauses of ``nvte_get_fused_attn_backend``, each with a text.
 
-TransformerEngine asks it for a number and gets no reason. It is a table of its own, not the library: some
-calls that libcudnn takes are refused here, and attnsel's rules (rules/cudnn/) ask the library.
+Up to 2.19 TransformerEngine asks it for a number and gets no reason. It is a table of its own, not the
+library: some calls that libcudnn takes are refused here. From 2.20 on it has few conditions of its own and
+asks cuDNN, through cudnn-frontend, whose answer attnsel's rules (rules/cudnn/) give; it logs that answer.
 
-Read: NVIDIA/TransformerEngine common/fused_attn/fused_attn.cpp at d0067d0da (the same since v2.18), where the
-line numbers are from, and at v2.8; what differs between stands with the release that has it.
+Read: NVIDIA/TransformerEngine common/fused_attn/fused_attn.cpp at v2.18, where the line numbers are from,
+and at v1.11 to v2.17; what differs stands with the release that has it. Of 2.19.0 and 2.20.2, whose C++ is
+in no package, the libraries in the wheels of transformer-engine-cu12 were asked (tests/proof/te_function.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import gcd
 
-from attnsel.dispatchers.te.asked import FUSED, HALF, NOTHING, Check, Filter, FilterInput, refuses
+from attnsel.dispatchers.te.asked import FUSED, HALF, LEVEL_2, NOTHING, Check, Filter, FilterInput, refuses
 from attnsel.environment.versions import Version
+from attnsel.selection.evaluate import findings
+from attnsel.verdicts.dispatch import Refusal
 
 _NO_HOLE = Version(2, 12)
 """Releases before take (-1, -1) and (-1, 0) from cuDNN 9.2 on (TransformerEngine#2477)."""
+_ASKS_CUDNN = Version(2, 20)
+_TRAINING_ASKED = Version(2, 5)
+"""Releases before do not say whether it is training (v2.4 fused_attn.cpp:95-100)."""
 _LARGEST = 2**31 - 1
 
 
 def sub_backend(a: FilterInput) -> int:
-    """1 for fp16 and bf16, 2 for FP8: what TransformerEngine calls its sub-backends."""
-    return 2 if a.fp8 else 1
+    """As TransformerEngine numbers them: 0 for short sequences that 1 refuses, 1 for fp16 and bf16, 2 for
+    FP8."""
+    if a.fp8_query and (a.te < _ASKS_CUDNN or a.fp8):
+        return 2
+    return 0 if _short(a) and any(True for _ in _failing(a)) else 1
 
 
-def clauses(a: FilterInput) -> Iterator[tuple[Filter, str]]:
-    """Every clause that fails; none where the kernel for short sequences takes the call."""
-    if (not a.fp8 and a.p.dtype not in HALF) or _short(a):
-        return
-    for clause in FP8_CLAUSES if a.fp8 else CLAUSES:
+def refusals(a: FilterInput) -> Iterator[Refusal]:
+    """One for every clause that fails; none where the kernel for short sequences takes the call."""
+    if a.te >= _ASKS_CUDNN:
+        yield from _refusals_of_cudnn(a)
+    elif (a.fp8_query or a.p.dtype in HALF) and not _short(a):
+        for clause, text in _failing(a):
+            yield Refusal(text, clause.lines, told=clause.told)
+
+
+def raised(a: FilterInput) -> str:
+    """What FusedAttention raises when it runs although it was taken: before 2.20 nobody asks about the steps
+    of context parallelism, and each of them asks for itself. By all_gather a causal mask is
+    causal_bottom_right there (v1.11 attention.py:3039, v2.18 context_parallel.py:3078). "" where it raises
+    nothing."""
+    if a.te >= _ASKS_CUDNN or a.fp8_query or a.p.cp_size == 1 or a.p.cp_comm_type != "all_gather":
+        return ""
+    if not a.p.causal or a.p.bottom_right:
+        return ""
+    for step in _steps(a):
+        for _, text in _failing(step):
+            lengths = f"{step.p.max_seqlen_q} queries and {step.p.max_seqlen_kv} keys"
+            return f"a step of all_gather runs {_mask(step)} on {lengths}: {text}"
+    return ""
+
+
+def _failing(a: FilterInput) -> Iterator[tuple[Filter, str]]:
+    for clause in FP8_CLAUSES if a.fp8_query else CLAUSES:
         if clause.holds(a.te):
             text = clause.check(a)
             if text:
@@ -45,7 +78,8 @@ def _short(a: FilterInput) -> bool:
     masks = ("causal", "padding", "no_mask", *(("padding_causal",) if a.square else ()))
     return (
         a.te < Version(2, 16)
-        and not a.fp8
+        and not a.fp8_query
+        and not (a.p.return_max_logit and a.te >= Version(2, 9))
         and a.arch in (80, 90)
         and _cudnn(a, 8, 9, 1)
         and all(n <= 512 and not n % 64 for n in lengths)
@@ -53,7 +87,7 @@ def _short(a: FilterInput) -> bool:
         and not p.gqa
         and p.softmax_type == "vanilla"
         and a.bias in ("no_bias", "post_scale_bias")
-        and (a.bias == "no_bias" or p.core_attention_bias_shape in (None, "1hss"))
+        and (a.bias == "no_bias" or a.bias_shape == "1hss")
         and p.attn_mask_type in masks
         and p.qkv_layout in _SHORT_LAYOUTS
         and a.window[0] == -1
@@ -85,7 +119,8 @@ def _architecture(a: FilterInput) -> str:
         return f"the GPU is sm{a.arch}, at least sm80"
     if not _cudnn(a, 8, 9, 3) and a.arch not in (80, 90):
         return f"sm{a.arch} needs cuDNN 8.9.3, not {a.cudnn}"
-    return f"sm{a.arch} needs cuDNN 9.7.0, not {a.cudnn}" if a.arch >= 100 and not _cudnn(a, 9, 7) else ""
+    hit = a.te >= _TRAINING_ASKED and a.arch >= 100 and not _cudnn(a, 9, 7)
+    return f"sm{a.arch} needs cuDNN 9.7.0, not {a.cudnn}" if hit else ""
 
 
 def _head_dims(a: FilterInput) -> str:
@@ -94,13 +129,18 @@ def _head_dims(a: FilterInput) -> str:
         return f"head dimensions are {d} and {dv}, multiples of 8"
     if max(d, dv) <= 128:
         return ""
+    if a.te < _TRAINING_ASKED:
+        small = a.te >= Version(2) and (a.arch >= 100 if a.te >= Version(2, 1) else a.arch == 100)
+        if max(d, dv) <= 256 and a.arch >= 90 and _cudnn(a, 9) and not small:
+            return ""
+        return f"head dimensions are {d} and {dv}, at most 128 on sm{a.arch} with cuDNN {a.cudnn}"
     first = Version(9, 5) if p.is_training else Version(9, 1)
     if max(d, dv) <= 256 and a.arch == 90 and a.cudnn >= first:
         return ""
     if p.is_training:
         if (d, dv) == (192, 128) and a.arch >= 100 and _cudnn(a, 9, 11):
             return ""
-        if a.te >= Version(2, 16) and (d, dv) == (256, 256) and 100 <= a.arch < 110 and _takes_256(a):
+        if a.te >= Version(2, 18) and (d, dv) == (256, 256) and 100 <= a.arch < 110 and _takes_256(a):
             return ""
         return (
             f"head dimensions are {d} and {dv}, at most 128 for training on sm{a.arch} with cuDNN {a.cudnn}"
@@ -108,7 +148,7 @@ def _head_dims(a: FilterInput) -> str:
     if a.arch >= 100 and _cudnn(a, 9, 9) and p.max_seqlen_q > 1 and not _paged(a):
         return ""
     single = p.max_seqlen_q == 1 and _mask(a) in ("causal", "padding_causal") and not _paged(a)
-    if _cudnn(a, 9, 10, 2) and not single:
+    if _cudnn(a, 9, 10, 2 if a.te >= Version(2, 6) else 0) and not single:
         return ""
     return (
         f"head dimensions are {d} and {dv}, at most 128 for such inference on sm{a.arch} with cuDNN {a.cudnn}"
@@ -124,7 +164,9 @@ def _takes_256(a: FilterInput) -> bool:
 
 def _unlike_heads_on_hopper(a: FilterInput) -> bool:
     d, dv = a.p.head_dim_qk, a.p.head_dim_v
-    about = a.p.is_training and a.arch == 90 and _cudnn(a, 9, 11)
+    hit = a.cudnn in (Version(9, 11), Version(9, 12)) or (a.te >= Version(2, 7) and a.cudnn == Version(9, 13))
+    hit = hit or (a.te >= Version(2, 8) and _cudnn(a, 9, 11))
+    about = a.p.is_training and a.arch == 90 and hit
     return about and min(d, dv) >= 128 and d != dv and (d, dv) != (192, 128)
 
 
@@ -153,9 +195,10 @@ def _masks(a: FilterInput) -> Iterator[bool]:
     ordered = a.p.max_seqlen_q <= a.p.max_seqlen_kv
     even = ordered and not a.p.max_seqlen_q % 64 and not a.p.max_seqlen_kv % 64
     yield not _cudnn(a, 8, 9, 6) and kind == "causal"
+    old = a.te < Version(2)
     yield (
         _cudnn(a, 8, 9, 6)
-        and _dense(a)
+        and (old or _dense(a))
         and not a.mixed
         and kind in ("causal", "padding", "padding_causal", "no_mask")
     )
@@ -163,13 +206,23 @@ def _masks(a: FilterInput) -> Iterator[bool]:
         _cudnn(a, 9, 1) and a.p.qkv_format == "thd" and not a.mixed and kind in ("padding", "padding_causal")
     )
     yield _cudnn(a, 9, 3) and _dense(a) and not a.mixed and kind == "causal_bottom_right" and even and plain
+    if old:
+        return
     paged = kind in ("padding", "padding_causal") or (kind == "padding_causal_bottom_right" and even)
     yield _cudnn(a, 9, 5) and _paged(a) and paged and plain
     yield _cudnn(a, 9, 6) and kind == "padding_causal_bottom_right" and even and plain
-    if _cudnn(a, 9, 7):
+    if _cudnn(a, 9, 7) and a.te >= Version(2, 2):
         yield kind in ("no_mask", "causal")
         yield kind in ("padding", "padding_causal", "padding_causal_bottom_right") and plain
         yield kind in ("causal_bottom_right", "padding_causal_bottom_right") and ordered
+
+
+def _mask_refused(a: FilterInput) -> str:
+    if any(_masks(a)):
+        return ""
+    if _mask(a) == "causal_bottom_right" and not _cudnn(a, 9, 3):
+        return f"the mask {_mask(a)}: cuDNN is {a.cudnn}, at least 9.3.0"
+    return f"the mask {_mask(a)} in {a.p.qkv_layout} with cuDNN {a.cudnn}, this bias and dropout"
 
 
 def _layout(a: FilterInput) -> str:
@@ -177,9 +230,11 @@ def _layout(a: FilterInput) -> str:
         return "" if _cudnn(a, 9, 7) else f"the layout {a.p.qkv_layout} needs cuDNN 9.7.0, not {a.cudnn}"
     if a.p.qkv_format != "thd":
         return ""
-    if a.arch >= 90 and (_cudnn(a, 9, 6) or (_cudnn(a, 9, 1) and not a.p.gqa)):
+    grouped = _cudnn(a, 9, 6) and a.te >= Version(1, 13)
+    if a.arch >= 90 and (grouped or (_cudnn(a, 9, 1) and not a.p.gqa)):
         return ""
-    return f"packed sequences on sm{a.arch} with cuDNN {a.cudnn}: sm90 and 9.1.0, 9.6.0 with groups"
+    groups = "9.6.0 with groups" if a.te >= Version(1, 13) else "and no groups"
+    return f"packed sequences on sm{a.arch} with cuDNN {a.cudnn}: sm90 and 9.1.0, {groups}"
 
 
 def _window(a: FilterInput) -> str:
@@ -194,7 +249,8 @@ def _window(a: FilterInput) -> str:
 def _windows(a: FilterInput) -> Iterator[bool]:
     left, right = a.window
     kind, whole = _mask(a), left == -1 and right in (-1, 0)
-    plain = a.bias == "no_bias" and a.p.attention_dropout == 0 and a.p.max_seqlen_q <= a.p.max_seqlen_kv
+    plain = a.bias == "no_bias" and a.p.attention_dropout == 0
+    plain = plain and (a.p.max_seqlen_q <= a.p.max_seqlen_kv or a.te < Version(2))
     yield not _cudnn(a, 9, 2) and whole
     if not _cudnn(a, 9, 2):
         return
@@ -204,14 +260,17 @@ def _windows(a: FilterInput) -> Iterator[bool]:
     first = ("causal",) if old else ("no_mask", "causal")
     square = kind == "causal_bottom_right" and a.square
     yield right == 0 and (kind in first or square) and plain and _dense(a) and not a.mixed
-    if not _cudnn(a, 9, 6):
+    if not _cudnn(a, 9, 6) or a.te < Version(2):
         return
     yield whole
-    bottom = kind.endswith("bottom_right") and (a.arch < 100 or a.square or a.cudnn > Version(9, 7))
+    fits = a.arch < 100 or (
+        (a.arch == 100 or a.te >= Version(2, 1)) and (a.square or a.cudnn > Version(9, 7))
+    )
+    bottom = kind.endswith("bottom_right") and fits
     if old:
         yield right == 0 and (kind == "padding_causal" or bottom) and plain
     else:
-        unmasked = kind == "no_mask" and a.te >= Version(2, 15)
+        unmasked = kind == "no_mask" and a.te >= Version(2, 16)
         yield (kind in ("padding", "padding_causal") or unmasked or bottom) and plain
 
 
@@ -267,28 +326,117 @@ def _fp8_shapes(a: FilterInput) -> Iterator[bool]:
     p, d, dv = a.p, a.p.head_dim_qk, a.p.head_dim_v
     kind, before = _mask(a), a.arch < 100
     even = not p.max_seqlen_q % 128 and not p.max_seqlen_kv % 128
+    if a.te < Version(2):
+        short = p.qkv_layout == "t3hd" and kind == "padding" and a.square and p.max_seqlen_q <= 512
+        yield _cudnn(a, 8, 9) and short and (d, dv) == (64, 64)
+        dense = _dense(a) and even and (d, dv) == (128, 128)
+        yield _cudnn(a, 9, 2, 1) and dense and kind in ("causal", "no_mask")
+        return
     yield _cudnn(a, 9, 2, 1) and before and even and (d, dv) == (128, 128) and kind in ("causal", "no_mask")
     sixteen = not d % 16 and not dv % 16
     fits = max(d, dv) <= (256 if before else 128)
-    if before and p.is_training:
+    if before and p.is_training and a.te >= Version(2, 8):
         fits = (d, dv) == (128, 128)
-    yield _cudnn(a, 9, 7) and fits and sixteen and kind in ("no_mask", "causal", "padding", "padding_causal")
-    new = a.te >= Version(2, 14) and _cudnn(a, 9, 21) and not before and sixteen and d <= 192 and dv <= 128
+    kinds: tuple[str, ...] = ("no_mask", "causal", "padding", "padding_causal")
+    if a.te >= Version(2, 19) and not before:
+        kinds += ("padding_causal_bottom_right",)
+    yield _cudnn(a, 9, 7) and fits and sixteen and kind in kinds
+    new = a.te >= Version(2, 15) and _cudnn(a, 9, 21) and not before and sixteen and d <= 192 and dv <= 128
     yield new and kind in ("no_mask", "causal", "causal_bottom_right")
 
 
+def _fp8_packed(a: FilterInput) -> bool:
+    """Packed sequences as 2.19 takes them."""
+    return a.te >= Version(2, 19) and a.packed and _cudnn(a, 9, 23)
+
+
 def _fp8_layout(a: FilterInput) -> str:
-    newer = a.te >= Version(2, 14) and _cudnn(a, 9, 21)
+    if _fp8_packed(a):
+        return _fp8_packed_limits(a)
+    newer = a.te >= Version(2, 15) and _cudnn(a, 9, 21)
+    if a.te < Version(2):
+        return ""  # one of the shapes above
     if a.p.softmax_type != "vanilla" and not newer:
         return f"softmax_type {a.p.softmax_type} in FP8 with cuDNN {a.cudnn}"
     fits = (_dense(a) or (newer and a.p.qkv_format == "bhsd")) and not a.mixed
     return "" if fits else f"the layout {a.p.qkv_layout} in FP8"
 
 
-def _fp8_withdrawn(a: FilterInput) -> str:
-    if a.p.return_max_logit and a.te >= Version(2, 17):
-        return "max_logit in FP8"
-    return "cuDNN 9.10.0 is known to be wrong in FP8" if a.cudnn == Version(9, 10, 0) else ""
+def _fp8_packed_limits(a: FilterInput) -> str:
+    d, dv = a.p.head_dim_qk, a.p.head_dim_v
+    if a.arch < 100:
+        return (
+            f"training in FP8 with packed sequences on sm{a.arch}, at least sm100" if a.p.is_training else ""
+        )
+    if max(d, dv) > 128:
+        return f"head dimensions are {d} and {dv}, at most 128 with packed sequences in FP8 on sm{a.arch}"
+    sink = a.p.softmax_type != "vanilla" and a.p.is_training and not _cudnn(a, 9, 26)
+    return (
+        f"training with a sink and packed sequences in FP8 needs cuDNN 9.26.0, not {a.cudnn}" if sink else ""
+    )
+
+
+# ---- from 2.20 on -------------------------------------------------------------------------------------
+
+
+def _refusals_of_cudnn(a: FilterInput) -> Iterator[Refusal]:
+    """The conditions of 2.20, then what attnsel's rules say of each step that context parallelism runs."""
+    found: dict[str, Refusal] = {}
+    for step in _steps(a):
+        for clause in FP8_OWN if step.fp8 else OWN:
+            if text := clause.check(step):
+                found.setdefault(text, Refusal(text, clause.lines, told=clause.told))
+        for reason in findings(step.p, step.env, among=("cudnn",))["cudnn"]:
+            if not reason.unknown and reason.code.startswith("CUDNN"):
+                refusal = Refusal(reason.message, reason.source, reason.code, told=LEVEL_2)
+                found.setdefault(reason.code, refusal)
+    yield from found.values()
+
+
+def _bias_beside_packed(a: FilterInput) -> bool:
+    """A packed graph has one batch of all tokens, in a length of its own that the bias has to have too: that
+    of one sequence of a power of two from 1024 on. Below sm90 and on sm120 the graph is not packed."""
+    if a.p.qkv_format != "thd" or a.bias != "post_scale_bias" or a.arch < 90 or a.arch == 120:
+        return False
+    length = max(a.p.max_seqlen_q, a.p.max_seqlen_kv)
+    one = a.p.batch_size == 1 and a.square and length >= 1024 and not length & (length - 1)
+    return length > 1 and not one
+
+
+def _steps(a: FilterInput) -> Iterator[FilterInput]:
+    """Each call that cuDNN is asked about (2.20.2 context_parallel.py:5404-5514, cp_per_step_configs)."""
+    p, ranks, mask = a.p, a.p.cp_size, _mask(a)
+    plain = p.replace(
+        cp_size=1,
+        deterministic=a.deterministic,
+        dtype=p.dtype if a.fp8 or p.dtype in HALF else "bf16",
+        core_attention_bias_type=a.bias,
+        softcap=0.0,
+        alibi_slopes_shape=None,
+    )
+    if ranks == 1:
+        yield a._replace(p=plain)
+        return
+    around = 2 if p.cp_comm_type == "a2a+p2p" else ranks if p.cp_comm_type == "a2a" else 1
+    count = p.num_heads // around or 1
+    heads = {"num_heads": count, "num_gqa_groups": gcd(count, p.num_gqa_groups // around or 1)}
+    q, kv = p.max_seqlen_q, p.max_seqlen_kv
+    if p.cp_comm_type == "a2a":
+        sizes = [(mask, q, kv, True)]
+    elif p.cp_comm_type == "all_gather":
+        bottom = f"{mask}_bottom_right" if p.causal and "bottom_right" not in mask else mask
+        sizes = [(bottom, q // (2 * ranks), one, True) for one in (kv // (2 * ranks), kv)]
+    else:
+        q, kv = q // (ranks // around), kv // (ranks // around)
+        off = "padding" if p.padding else "no_mask"
+        sizes = [(mask, q, kv, True)]
+        if p.causal:
+            sizes += [(off, q, kv // 2, False), (off, q // 2, kv, False)]
+    for one, queries, keys, windowed in sizes:
+        lengths = {"max_seqlen_q": max(queries, 1), "max_seqlen_kv": max(keys, 1), "attn_mask_type": one}
+        kept = {} if windowed else {"window_size": (-1, -1)}
+        corner = {} if one == mask else {"bottom_right_diagonal": None}
+        yield a._replace(p=plain.replace(**heads, **lengths, **kept, **corner))
 
 
 # ---- the tables ---------------------------------------------------------------------------------------
@@ -316,15 +464,12 @@ CLAUSES: tuple[Filter, ...] = (
     _clause(
         "349-353",
         "head dimensions are {p.head_dim_qk} and {p.head_dim_v}: unlike ones from 128 on, for training on "
-        "sm90 from cuDNN 9.11 on",
+        "sm90 with cuDNN {a.cudnn}",
         _unlike_heads_on_hopper,
+        since="2.6",
     ),
     _clause("354-366", _bias),
-    _clause(
-        "367-411",
-        "the mask {p.attn_mask_type} in {p.qkv_layout} with cuDNN {a.cudnn}, this bias and dropout",
-        lambda a: not any(_masks(a)),
-    ),
+    _clause("367-411", _mask_refused),
     _clause(
         "412-416",
         "a bias with the mask {p.attn_mask_type}",
@@ -338,11 +483,13 @@ CLAUSES: tuple[Filter, ...] = (
         "466-467",
         "offsets of packed sequences beyond 2^31 need cuDNN 9.5.0, not {a.cudnn}",
         lambda a: a.packed and _largest_offset(a) > _LARGEST and not _cudnn(a, 9, 5),
+        since="1.13",
     ),
     _clause(
         "468-469",
         "cuDNN {a.cudnn} is known to be wrong",
         lambda a: a.cudnn in (Version(9, 10, 0), Version(9, 10, 1)),
+        since="2.6",
     ),
     _clause(
         "470-475",
@@ -362,15 +509,58 @@ CLAUSES: tuple[Filter, ...] = (
         "501-509",
         "cuDNN 9.14.0 has a window over more than 1024 keys wrong",
         _wide_window_of_9_14,
-        since="2.8",
+        since="2.10",
     ),
     _clause(
         "510-522",
         "a CUDA graph of training with keys no multiple of 128 up to cuDNN 9.15.0",
         _graph_of_uneven_lengths,
-        since="2.9",
+        since="2.10",
     ),
     _clause("523-543", _sm120, since="2.14"),
+)
+
+
+def _own(says: str, when: Callable[[FilterInput], object]) -> Filter:
+    return refuses(FUSED, "nvte_get_fused_attn_backend_v2, library of 2.20.2", says, when, told=LEVEL_2)
+
+
+OWN: tuple[Filter, ...] = (
+    _own("pre_scale_bias", lambda a: a.bias == "pre_scale_bias"),
+    _own("a paged cache with the mask {p.attn_mask_type}", lambda a: _paged(a) and not a.p.padding),
+    _own("packed sequences on sm{a.arch}, at least sm90", lambda a: a.packed and a.arch < 90),
+    _own(
+        "a CUDA graph of training with keys no multiple of 128 up to cuDNN 9.15.0",
+        _graph_of_uneven_lengths,
+    ),
+    _own(
+        "max_logit needs cuDNN 9.21.0, not {a.cudnn}",
+        lambda a: a.p.return_max_logit and not _cudnn(a, 9, 21),
+    ),
+    _own(
+        "training with a learnable softmax and packed sequences needs cuDNN 9.26.0, not {a.cudnn}",
+        lambda a: (
+            (a.packed and a.p.is_training and a.p.softmax_type == "learnable")
+            and not _cudnn(a, 9, 26)
+            and a.arch != 120
+        ),
+    ),
+    _own("a bias with packed sequences on sm{a.arch}", _bias_beside_packed),
+)
+FP8_OWN: tuple[Filter, ...] = (
+    _own("{a.bias} in FP8", lambda a: a.bias != "no_bias"),
+    _own("max_logit in FP8", lambda a: a.p.return_max_logit),
+    _own(
+        "packed sequences in FP8 need cuDNN 9.23.0, not {a.cudnn}",
+        lambda a: a.p.qkv_format == "thd" and not _cudnn(a, 9, 23),
+    ),
+    refuses(
+        FUSED,
+        "nvte_get_fused_attn_backend_v2, library of 2.20.2",
+        lambda a: _fp8_packed_limits(a) if a.p.qkv_format == "thd" else "",
+        told=LEVEL_2,
+    ),
+    _own("MXFP8 needs cuDNN 9.21.0, not {a.cudnn}", lambda a: a.recipe == "mxfp8" and not _cudnn(a, 9, 21)),
 )
 
 FP8_CLAUSES: tuple[Filter, ...] = (
@@ -383,5 +573,11 @@ FP8_CLAUSES: tuple[Filter, ...] = (
         lambda a: not any(_fp8_shapes(a)),
     ),
     _clause("284-291", _fp8_layout),
-    _clause("292-294", _fp8_withdrawn),
+    _clause("292-294", "max_logit in FP8", lambda a: a.p.return_max_logit, since="2.9"),
+    _clause(
+        "292-294",
+        "cuDNN 9.10.0 is known to be wrong in FP8",
+        lambda a: a.cudnn == Version(9, 10, 0),
+        since="2.6",
+    ),
 )

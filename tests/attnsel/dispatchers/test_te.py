@@ -1,7 +1,7 @@
 """What TransformerEngine would choose, held against TransformerEngine.
 
-``te_answers.json`` holds answers of its own ``get_attention_backend``; tests/proof/te_answers.py asks anew.
-What that record does not reach: answers.txt.
+``te_answers.json`` holds answers of its own ``get_attention_backend`` (tests/proof/te_answers.py asks anew),
+``te_rows.json`` single clauses with the line that has them, and the change that ``fix`` makes.
 """
 
 from __future__ import annotations
@@ -11,28 +11,34 @@ from pathlib import Path
 from typing import Any
 
 from attnsel import AttentionParams, Environment
-from attnsel.dispatchers import dispatched_by
-from attnsel.dispatchers.te import SWITCHES, held
+from attnsel.dispatchers import Dispatch, dispatched_by
+from attnsel.dispatchers.te import SWITCHES, held, selected
 from attnsel.dispatchers.te.asked import EVERY, FUSED
 
-ANSWERS = Path(__file__).with_name("te_answers.json")
-_FAMILIES = ("FlashAttention", "FusedAttention", "Unfused")
+ANSWERS, ROWS = (Path(__file__).with_name(f"te_{name}.json") for name in ("answers", "rows"))
 
 
-def ours(row: dict[str, Any]) -> list[Any]:
-    """The choice, and which of the families are left."""
-    dispatch = dispatched_by(
-        "te", AttentionParams(**row["params"]), Environment.describe(**row["machine"]), row["switches"]
-    )
-    alive = [any(o.taken for o in dispatch.offers if o.name.startswith(family)) for family in _FAMILIES]
-    return ["none" if dispatch.chosen is None else dispatch.chosen.name, alive]
+def ours(row: dict[str, Any], **changes: Any) -> Dispatch:
+    params, machine = ({**row[part], **changes.get(part, {})} for part in ("params", "machine"))
+    return dispatched_by("te", AttentionParams(**params), Environment.describe(**machine), row["switches"])
 
 
 def test_it_is_what_transformer_engine_answered():
     rows = json.loads(ANSWERS.read_text(encoding="utf-8"))
-    assert len({row["machine"]["transformer_engine"] for row in rows}) >= 4
     assert {row["chosen"].rstrip(" 234") for row in rows} == {*(f.rstrip(" 234") for f in EVERY), "none"}
-    assert [row for row in rows if ours(row) != [row["chosen"], row["alive"]]] == []
+    assert [row for row in rows if selected(ours(row)) != (row["chosen"], tuple(row["alive"]))] == []
+
+
+def test_each_clause_is_told_and_its_way_out_leads_on():
+    for row in json.loads(ROWS.read_text(encoding="utf-8")):
+        dispatch, after = ours(row), ours(row, **row["fix"])
+        of = {offer.name: [refusal.text for refusal in offer.refusals] for offer in dispatch.offers}
+        assert [of.get(row["kernel"], [dispatch.error]), dispatch.error] == [row["says"], row["error"]], row[
+            "id"
+        ]
+        assert any(o.taken for o in after.offers if o.name == row["kernel"]) == (
+            not row["says"] or bool(row["fix"])
+        ), row["id"]
 
 
 def test_switches_are_read_and_named(monkeypatch):

@@ -12,20 +12,7 @@ from records import Record
 from tables import each
 
 # One line as release 2.14 prints it (NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2), folded as a terminal does.
-LINE = """DEBUG:DotProductAttention:Running with config={'transformer_engine_version': '2.14.0+71bbefbf',
-'compute_capability': 'sm90', 'flash_attn_version': '2.7.4.post1+nv26.2', 'flash_attn_3_version': 'not
- installed', 'cudnn_version': '9.20.0', 'qkv_type': <class 'torch.Tensor'>, 'qkv_dtype': torch.bfloat16,
-'qkv_layout': 'thd_thd_thd', 'batch_size': 4, 'num_heads': 8, 'num_gqa_groups': 2, 'max_seqlen_q':
-tensor(5743, dtype=torch.int32), 'max_seqlen_kv': tensor(5743, dtype=torch.int32), 'head_dim_qk': 256,
-'head_dim_v': 256, 'attn_mask_type': 'padding_causal', 'window_size': (1023, 0),
-'bottom_right_diagonal': True, 'alibi_slopes_shape': None, 'core_attention_bias_type':
-'no_bias', 'core_attention_bias_shape': '1hss',
-'core_attention_bias_requires_grad': True, 'pad_between_seqs': False, 'attention_dropout': 0.0,
-'context_parallel': False, 'cp_comm_type': 'p2p', 'deterministic': False, 'is_training': True, 'fp8': False,
-'fp8_meta': {'fp8_checkpoint': False, 'fp8_group
-': None}, 'inference_params': None, 'softmax_type': 'vanilla', 'return_max_logit': False, 'cuda_graph': False,
-'num_splits': 1}
-"""
+LINE = Path(__file__).with_name("te_line.txt").read_text(encoding="utf-8")
 PLAIN = "{'qkv_dtype': torch.float16, 'qkv_layout': 'bshd_bshd_bshd', 'num_heads': 4, %s}"
 
 
