@@ -10,7 +10,7 @@ from __future__ import annotations
 from attnsel.backends.registry import running
 from attnsel.environment import Environment
 from attnsel.environment.versions import cudnn, cudnn_frontend, flash_attn_4, torch
-from attnsel.params import AttentionParams, Tensors, TensorSpec
+from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec
 from attnsel.rules.api import limit, rules_about
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtLeast, FreeText, Multiple, OneOf
@@ -286,6 +286,31 @@ def caches_on_ada(p: AttentionParams, env: Environment) -> None:
     Fix: sdpa.efficient, triton or tiled for decoding.
     Source: NVIDIA/TransformerEngine#1776, NVIDIA/TransformerEngine#2121; v2.18, utils.py, lines 845-847.
     """
+
+
+@rule(
+    "BUG014",
+    evidence="source",
+    fires_on={"tensors": {"q": {"shape": (2, 4096, 16, 128), "stride": (8650752, 2112, 132, 1)}}},
+    passes={"tensors": {"q": {"shape": (2, 4096, 16, 128), "stride": (8912896, 2176, 136, 1)}}},
+)
+def rows_between_16_bytes(p: AttentionParams, env: Environment) -> Violation | None:
+    """cuDNN is wrong where q, k or v steps by no multiple of 16 bytes
+
+    Why: its kernels move 16 bytes at a time, and libcudnn does not compare strides with the alignment that
+    was declared: results are wrong on Hopper and Blackwell, and Ampere and Ada fault. cudnn-frontend refuses
+    such strides from 1.32 on.
+    Fix: attnsel copies the tensor (adaptation "contiguous"). A row of heads whose width is no multiple of 8
+    half-precision numbers is the usual cause.
+    Source: cudnn-frontend 1.32, sdpa_support_surface.h, lines 20 to 45; node_interface.h, line 38 (#1571).
+    """
+    tensors, width = p.tensors, 16 // ITEMSIZE[p.dtype]
+    if tensors.q is tensors.k is tensors.v is None or p.head_dim_qk % width or p.head_dim_v % width:
+        return None  # rows of other widths are refused for that, and dense once they are padded
+    for name, spec in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v)):
+        if spec is not None and not spec.steps_by(width):
+            return Violation(f"tensors.{name}", spec.stride, FreeText("contiguous: steps of whole 16 bytes"))
+    return None
 
 
 # PyTorch.

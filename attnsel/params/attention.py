@@ -212,6 +212,11 @@ class TensorSpec(FrozenModel):
             expected *= size
         return True
 
+    def steps_by(self, width: int) -> bool:
+        """Whether every stride but the innermost is a multiple of ``width`` elements."""
+        steps = zip(self.shape[:-1], self.stride[:-1], strict=True)
+        return all(n == 1 or step % width == 0 for n, step in steps)
+
     @property
     def last_stride(self) -> int:
         """The innermost stride; 1 where the innermost dimension holds a single element."""

@@ -355,8 +355,7 @@ def sixteen_byte_rows(p: AttentionParams, env: Environment) -> Violation | None:
             return Violation(
                 f"tensors.{name}", spec.alignment, FreeText("contiguous from a 16-byte boundary on")
             )
-        steps = zip(spec.shape[:-1], spec.stride[:-1], strict=True)
-        if any(n > 1 and step * size % VECTOR for n, step in steps):
+        if not spec.steps_by(VECTOR // size):
             return Violation(f"tensors.{name}", spec.stride, FreeText("contiguous: steps of whole 16 bytes"))
     return None
 

@@ -48,6 +48,11 @@ _MESSAGES = (
                 seen=("libnvrtc",),
             ),
             Variant(
+                "ZLUDA runs CUDA programs on AMD's GPUs, and what stands for cuDNN there has no attention",
+                f"{WITHOUT_CUDNN}; or PyTorch for ROCm in ZLUDA's place",
+                seen=("zluda",),
+            ),
+            Variant(
                 "PyTorch 2.5.0 tries cuDNN before its other kernels, and cuDNN has no plan for this call",
                 f"torch 2.5.1 or newer, where cuDNN comes last again (or 2.4.1); {WITHOUT_CUDNN}",
                 torch="2.5.0",

@@ -7,6 +7,7 @@ The texts are as issues show them; the sources of these programs were not read.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from attnsel.diagnose.logs.message import SEEN, Facts, Library, Message
 from attnsel.environment import describe_device
@@ -107,6 +108,7 @@ _FRAMES = Library(
     SEEN,
     "",
     (
+        _seen("zluda", ("ZLUDA", "Zluda", "zluda")),
         _seen("flash_attn", "flash_attn_interface"),
         _seen("flash_attn", "flash-attention", rf"flash-attention{_SEP}"),
         _seen("flash_attn", ("flash_fwd_launch_template", "flash_bwd_launch_template")),
@@ -122,21 +124,21 @@ _FRAMES = Library(
 
 # ---- what people write beside an error: the name of the card, packages with their versions -----------
 
-_CARD = (
-    r"(?P<card>(?:RTX|GTX) (?:PRO )?\d{4}(?: (?:Ti|SUPER|Super|D|Ada|Laptop "
-    r"GPU)\b){0,2}|[ABHLTV]\d{1,3}[SX]?\b|GB?[23]00\b|GB10\b)"
-)
-_BEFORE = r"(?:(?:NVIDIA |GeForce |Tesla |Quadro ){1,2}|\bGPU(?: \d)?: ?(?:NVIDIA )?)"
+_MAKER = r"(?:NVIDIA|GeForce|Tesla|Quadro|AMD|Radeon|Instinct|Intel\(R\)|Apple) "
+_BEFORE = rf"(?:\b(?:GPU|AMDGPU|Device|GPU type)(?: \d{{1,2}})?: ?(?:cuda:\d )?|\b\d{{1,2}}x |(?={_MAKER}))"
+_CARD = r"(?P<card>(?:[\w()+-]{1,24} ){0,5}[\w()+-]{1,24})"
 
 
 def _card(match: re.Match[str]) -> Facts | None:
-    """The card, if there is one of that name."""
-    for name in (f"Quadro {match['card']}" if "Quadro" in match[0] else match["card"], match["card"]):
-        try:
-            describe_device(name)
-        except InvalidInput:
-            continue
-        return {"environment": {"gpu": name}}
+    """The card that the most of the words name, if there is one."""
+    words = match["card"].split()
+    while words:
+        name = " ".join(words).strip(" :,.;")
+        with suppress(InvalidInput):
+            device = describe_device(name)
+            if device.name != f"sm{device.arch}":
+                return {"environment": {"gpu": name}}
+        words.pop()
     return None
 
 
@@ -153,7 +155,23 @@ _PASTED = Library(
     "the machine",
     "",
     (
-        _machine(("NVIDIA ", "GPU", "Tesla ", "Quadro "), _BEFORE + _CARD, read=_card),
+        _machine(
+            (
+                "NVIDIA ",
+                "GPU",
+                "Tesla ",
+                "Quadro ",
+                "AMD ",
+                "Radeon",
+                "Instinct",
+                "Intel(R)",
+                "Apple ",
+                "Device:",
+                "x ",
+            ),
+            _BEFORE + _CARD,
+            read=_card,
+        ),
         _version("torch", "torch"),
         _version("PyTorch Version", "torch"),
         _version("PyTorch", "torch"),
