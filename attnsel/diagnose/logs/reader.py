@@ -100,6 +100,11 @@ class Gap(str):
 
     lines: int
 
+    def __new__(cls, lines: int) -> Gap:
+        made = super().__new__(cls)
+        made.lines = lines
+        return made
+
 
 class _Growing:
     """An entry that goes on."""
@@ -227,12 +232,11 @@ def lines_of(
 
 def _end(file: io.BufferedReader, size: int, progress: Callable[[int], None], longest: int) -> Iterator[str]:
     """The lines that were not read, as a gap, and those of the end."""
-    gap = Gap()
-    gap.lines = 0
+    skipped = 0
     file.seek(HEAD)
     while (left := size - TAIL - file.tell()) > 0:
-        gap.lines += file.read(min(left, 1 << 20)).count(b"\n")
-    yield gap
+        skipped += file.read(min(left, 1 << 20)).count(b"\n")
+    yield Gap(skipped)
     file.readline()  # the rest of a line
     text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline=None)
     try:

@@ -438,10 +438,15 @@ def watch_attnsel_module(recorder: Recorder, call: WatchedCall) -> None:
 
 
 def watch_attnsel_function(recorder: Recorder, call: WatchedCall) -> None:
-    """``attnsel.attention`` and what stands in place of F.sdpa: the choice is asked for again."""
+    """``attnsel.attention`` and what stands in place of F.sdpa: the choice is asked for again.
+
+    Both look a call up first, and what they look it up with gives None for one that was not met.
+    """
     place = recorder.place()
     with recorder.quiet():
         out = call.run()
+        if out is None:
+            return
         selection = explain(*call.args)
     _file_attnsel(recorder, place, selection, out)
 
@@ -506,7 +511,9 @@ OBSERVER = Observer(
         Patch("torch.nn.attention.varlen", "varlen_attn", watch_varlen),
         *(Patch(module, "DotProductAttention.forward", watch_te) for module in _TE_MODULES),
         Patch("attnsel.module", "DotProductAttention.forward", watch_attnsel_module),
-        Patch("attnsel.functional", "attend", watch_attnsel_function),
+        Patch("attnsel.functional", "attend_again", watch_attnsel_function),
+        Patch("attnsel.functional", "attend_anew", watch_attnsel_function),
+        Patch("attnsel.f_sdpa.function", "attend_again", watch_attnsel_function),
         Patch("attnsel.f_sdpa.function", "attend", watch_attnsel_function),
     )
 )

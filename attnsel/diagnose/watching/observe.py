@@ -51,7 +51,10 @@ class Place(NamedTuple):
 _TORCH, _LIBRARY, _OWN, _SKIPPED = range(4)
 
 # Files of libraries that pass attention on for all of a library's models: the line of the model says more.
-_PASS_ON = ("transformers/integrations/", "diffusers/models/attention_dispatch.py", "accelerate/hooks.py")
+_PASS_ON = (
+    *("transformers/integrations/", "diffusers/models/attention_dispatch.py", "accelerate/hooks.py"),
+    *("attnsel/functional.py", "attnsel/f_sdpa/"),
+)
 
 _MOST = 20_000  # code objects and places that are remembered; programs that make code at run time end here
 

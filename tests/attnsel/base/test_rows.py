@@ -13,7 +13,9 @@ from tables import each
 
 FILES = sorted(path for room in ("attnsel", "rules", "backends") for path in ROOT.glob(f"{room}/**/*.csv"))
 # Of us, or what we asked ourselves: these have no source.
-OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "shapes", "sentences"}
+OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "shapes", "sentences"} | {
+    *("open_engines", "gpu_spellings"),
+}
 # Columns.
 LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"}  # part, what it does, texts
 KEY = LOGS | {
@@ -22,21 +24,25 @@ KEY = LOGS | {
     ),
     "flash_attn_wheels": 3,
     "tiles": 5,
+    "open_engines": 3,
+    "gpu_spellings": 2,
 }
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",
-    r"(\d+(\.\d+)?)?": "memory_gb sms network",
+    r"(\d+(\.\d+)?)?": "sms network",
+    r"(\d+( \d+)*)?\+?|shared": "memory_gb",  # each with which it was sold
     r"(cu)?\d+(\.\d+)?": "cuda",
     r"3\.\d+-3\.\d+": "pythons",
     r"\d+( \d+)*\+?|\D.*|": "code",  # architectures; of a fix, lines of Python
-    "data center|workstation|GeForce|Jetson|mining": "kind",
+    "data center|workstation|GeForce|Jetson|mining|family|"
+    "Instinct|Radeon( PRO)?|Ryzen|Arc|Core|Apple|": "kind",
     "(yes)?": "familiar pypi old_abi near always_right ahead",
     "(training|inference)?": "mode",
     "|".join(get_args(Kind)): "does",
     r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes params environment supposed",
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
-    "replaced_by write why values",
-    ".*": "quick",  # it stands so in a log, spaces and all
+    "replaced_by write why values others opt_in example packages newest released",
+    ".*": "quick instead",  # it stands so in a log or a name, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }
 FORM = {column: form for form, columns in FORMS.items() for column in columns.split()}

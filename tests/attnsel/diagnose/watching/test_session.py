@@ -201,10 +201,11 @@ def test_attnsels_own_functions_say_what_they_chose():
     core = attnsel.DotProductAttention(2, 16, qkv_format="bshd", attn_mask_type="causal")
     with attnsel.watch() as w:
         core(q, q, q).sum().backward()
-        attnsel.attention(q, q, q, window_size=(2, 2))
-        attnsel.scaled_dot_product_attention(q, q, q, is_causal=True)
+        for _ in range(3):  # the first is decided, the others are looked up
+            attnsel.attention(q, q, q, window_size=(2, 2))
+            attnsel.scaled_dot_product_attention(q, q, q, is_causal=True)
     assert [(site.api, site.calls, site.backward_calls) for site in w.sites] == [
-        ("attnsel", 1, 1), ("attnsel", 1, 0), ("attnsel", 1, 0),
+        ("attnsel", 1, 1), ("attnsel", 3, 0), ("attnsel", 3, 0),
     ]  # fmt: skip
     report = w.report()
     for site in w.sites:
