@@ -101,7 +101,7 @@ def reached(root: Path, folder: Path, seed: int, count: int) -> str:
     """The share of lines and branches of its function, and of the conditions of its query, that are
     reached."""
     te_function.COVERAGE[:] = ["--coverage", "-DTE_COVERAGE"]
-    measured = coverage.Coverage(branch=True, data_file=None, include=[str(root / "*")])
+    measured = coverage.Coverage(branch=True, config_file=False, data_file=None, include=[str(root / "*")])
     measured.start()
     engine = engine_of(root, folder)
     differ = contradictions(engine, seed, count)

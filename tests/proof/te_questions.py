@@ -100,7 +100,15 @@ def questions(
     made = 0
     while made < count:
         fields = _call(draw) if made % 2 else _turned(draw)
-        flash = fields.pop("flash_attn", draw.choice([None, "2.8.3", "2.7.3", "2.6.3", draw.choice(FLASH)]))
+        where = {
+            "gpu": draw.choice(ARCHS),
+            "cudnn": draw.choice(CUDNN),
+            "flash_attn": draw.choice([None, "2.8.3", "2.7.3", "2.6.3", draw.choice(FLASH)]),
+            "flash_attn_3": draw.choice([None, None, "3.0.0"]),
+            "flash_attn_4": draw.choice([None, None, "4.0.0b24"]),
+        }
+        where |= {name: fields.pop(name) for name in where if name in fields}
+        switches = fields.pop("switches", draw.choice(SWITCHES) if draw.random() < 0.1 else {})
         try:
             p = AttentionParams(**fields)
         except InvalidInput:
@@ -110,15 +118,7 @@ def questions(
         if p.cp_size > 1 and (p.max_seqlen_q % (2 * p.cp_size) or p.max_seqlen_kv % (2 * p.cp_size)):
             continue  # nor this: two chunks for each rank
         made += 1
-        env = Environment.describe(
-            draw.choice(ARCHS),
-            cudnn=draw.choice(CUDNN),
-            transformer_engine=te,
-            flash_attn=flash,
-            flash_attn_3=draw.choice([None, None, "3.0.0"]),
-            flash_attn_4=draw.choice([None, None, "4.0.0b24"]),
-        )
-        yield p, env, dict(draw.choice(SWITCHES)) if draw.random() < 0.1 else {}
+        yield p, Environment.describe(transformer_engine=te, **where), dict(switches)
 
 
 _PADDED = ("padding", "padding_causal", "padding_causal_bottom_right")
@@ -278,6 +278,27 @@ _TURNS += (
         _fp8("delayed", cp_size=2, core_attention_bias_type="post_scale_bias"),
         {"cp_size": 2, "cp_comm_type": "a2a", "core_attention_bias_type": "post_scale_bias"},
         {"cp_size": 2, "window_size": (128, 0)},
+    ),
+)
+
+
+# What needs a machine besides.
+_HOPPER_3 = {"gpu": "sm90", "flash_attn_3": "3.0.0"}
+_B200_4 = {"gpu": "sm100", "flash_attn_4": "4.0.0b24"}
+_DETERMINISTIC = {"is_training": True, "deterministic": True}
+_TURNS += (
+    (
+        _fp8("mxfp8", **_packed("thd_thd_thd", "padding_causal"), gpu="sm100", cudnn="9.22.0"),
+        _fp8("mxfp8", gpu="sm100", cudnn="9.23.0"),
+        _cache("contiguous", "bshd", "bshd", **_fp8("delayed"), **_HOPPER_3),
+        _cache("paged", "thd", "bshd", **_fp8("delayed"), **_HOPPER_3),
+        {"head_dim_qk": 512, "head_dim_v": 512, **_HOPPER_3},
+        {"head_dim_qk": 64, "head_dim_v": 512, "dtype": "fp8_e4m3", **_HOPPER_3},
+        {"head_dim_qk": 256, "head_dim_v": 256, **_DETERMINISTIC, **_HOPPER_3},
+        {"head_dim_qk": 128, "head_dim_v": 104, "is_training": True, **_B200_4},
+        {"head_dim_qk": 256, "head_dim_v": 256, **_DETERMINISTIC, **_B200_4},
+        _fp8("current", softmax_type="learnable", switches={"NVTE_UnfusedDPA_Emulate_FP8": "1"}),
+        _fp8("delayed", softmax_type="off-by-one", switches={"NVTE_UnfusedDPA_Emulate_FP8": "1"}),
     ),
 )
 

@@ -98,8 +98,10 @@ def _mxfp8(a: FilterInput) -> str:
         return f"MXFP8 on sm{a.arch}, at least sm100"
     if getattr(a.p.recipe, "fp8_mha", False):
         return "MXFP8 with fp8_mha"
-    if a.cudnn < Version(9, 21) or a.cudnn in (Version(9, 23, 0), Version(9, 23, 1)):
-        return f"MXFP8: cuDNN is {a.cudnn}, at least 9.21.0 and neither 9.23.0 nor 9.23.1"
+    if a.cudnn < Version(9, 21):
+        return f"MXFP8: cuDNN is {a.cudnn}, at least 9.21.0"
+    if a.te >= Version(2, 17) and a.cudnn in (Version(9, 23, 0), Version(9, 23, 1)):  # v2.17 utils.py:632
+        return f"MXFP8: cuDNN is {a.cudnn}, which has known bugs with it: neither 9.23.0 nor 9.23.1"
     return "MXFP8 with packed sequences (thd)" if a.packed else ""
 
 
@@ -861,6 +863,14 @@ FILTERS: tuple[Filter, ...] = (
         _deterministic_on_blackwell,
         since="2.9",
         until="2.12",
+    ),
+    refuses(
+        FUSED,
+        "v2.2 utils.py:784, v2.15:1265",
+        "a window in FP8: cuDNN's sub-backend for 16 bits alone has one",
+        lambda a: a.window[0] != -1 and sub_backend(a) == 2,
+        since="2.2",
+        until="2.16",
     ),
     refuses(
         FUSED,

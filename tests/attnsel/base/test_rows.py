@@ -41,7 +41,7 @@ FORMS = {
     "|".join(get_args(Kind)): "does",
     r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes params environment supposed",
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
-    "replaced_by write why values others opt_in example packages newest released",
+    "replaced_by write why values others opt_in example packages newest released gfx",
     ".*": "quick instead",  # it stands so in a log or a name, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }
