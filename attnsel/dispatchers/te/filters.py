@@ -866,11 +866,11 @@ FILTERS: tuple[Filter, ...] = (
     ),
     refuses(
         FUSED,
-        "v2.2 utils.py:784, v2.15:1265",
+        "v2.2 utils.py:784, v2.14:1033",
         "a window in FP8: cuDNN's sub-backend for 16 bits alone has one",
         lambda a: a.window[0] != -1 and sub_backend(a) == 2,
         since="2.2",
-        until="2.16",
+        until="2.15",
     ),
     refuses(
         FUSED,
