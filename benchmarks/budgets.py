@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, product
+from itertools import count, islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -414,9 +414,11 @@ def decision_calls(asking: Asking, ready: int, only: Sequence[str] = ()) -> Call
     described, found = [(asking.params(), asking.h100)], [(asking.params(), asking.found)]
 
     def of(way: Callable[[Any, Any], Any], pairs: Sequence[tuple[Any, Any]]) -> Callable[[], Any]:
-        for p, env in pairs:  # rules are folded and modules loaded before
+        # Warm: modules are loaded and rules folded by a kind's first question, and split by its second.
+        lengths = asking.lengths(pairs)
+        for p, env in (*pairs, *islice(lengths, len(pairs))):
             way(p, env)
-        return asked(way, asking.lengths(pairs), ready)
+        return asked(way, lengths, ready)
 
     ways: dict[str, tuple[Callable[[Any, Any], Any], Sequence[tuple[Any, Any]]]] = {
         DESCRIBED: (asking.decide, described),
