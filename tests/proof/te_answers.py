@@ -21,8 +21,6 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 
-import coverage
-
 import te_function
 from attnsel import AttentionParams, Environment
 from attnsel.dispatchers import dispatched_by
@@ -100,6 +98,8 @@ def _machine(env: Environment, engine: str) -> dict[str, str | None]:
 def reached(root: Path, folder: Path, seed: int, count: int) -> str:
     """The share of lines and branches of its function, and of the conditions of its query, that are
     reached."""
+    import coverage  # of the group cover, which asking for answers does without
+
     te_function.COVERAGE[:] = ["--coverage", "-DTE_COVERAGE"]
     measured = coverage.Coverage(branch=True, config_file=False, data_file=None, include=[str(root / "*")])
     measured.start()
