@@ -163,9 +163,8 @@ def _kinds(kinds: tuple[type, ...], same: bool) -> tuple[Callable[[Extras], tupl
     given = [n for n, kind in enumerate(kinds) if kind is not type(None)]
     once = Extras._fields.index("cu_seqlens_kv") if same else None
     places = [n for n in given if kinds[n] in _GUARDED and n != once]
-    one = (
-        slice(places[0], places[0] + 1) if places else slice(0)
-    )  # of a slice a tuple is got, of a place none
+    # Of a slice itemgetter gives a tuple, of a single place what stands there.
+    one = slice(places[0], places[0] + 1) if places else slice(0)
     get = itemgetter(*places) if len(places) > 1 else itemgetter(one)
     return get, _CONTENTS_ASIDE.issuperset(Extras._fields[n] for n in given)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
@@ -30,27 +30,49 @@ FIRST = Version(1, 29)  # what is read of it; 1.28 had some of them, with an ext
 
 
 class OpenEngine(NamedTuple):
-    """One of them: a row of the table as it is written, where its columns are explained."""
+    """One of them: a row of the table, where its columns are explained. ``shapes``: widths of q and v, and
+    what both must exceed."""
 
     frontend: str
     phase: str
     engine: str
     opt_in: str
-    first: str
-    last: str
-    shapes: str
-    multiple: str
-    takes: str
+    first: int
+    last: int
+    shapes: tuple[tuple[int, int, int], ...]
+    multiple: int
+    takes: frozenset[str]
 
     def fits(self, p: AttentionParams, arch: int) -> bool:
         """Whether it is a candidate for a call, as far as that was read."""
-        d, e, multiple = p.head_dim_qk, p.head_dim_v, int(self.multiple)
-        shapes = [[int(n) for n in re.findall(r"\d+", f"{shape}>0")] for shape in self.shapes.split()]
-        wide = any([d, e] == shape[:2] for shape in shapes)
-        if not wide and multiple and not d % multiple and not e % multiple:
-            wide = any(d <= s and e <= t and min(d, e) > floor for s, t, floor, *_ in shapes)
-        there = int(self.first) <= arch <= int(self.last)
-        return wide and there and features_of(p, self.phase) <= {*self.takes.split()}
+        if not self.first <= arch <= self.last:
+            return False
+        d, e = p.head_dim_qk, p.head_dim_v
+        wide = any((d, e) == (s, t) for s, t, _ in self.shapes)
+        if not wide and self.multiple and not d % self.multiple and not e % self.multiple:
+            wide = any(d <= s and e <= t and min(d, e) > floor for s, t, floor in self.shapes)
+        return wide and features_of(p, self.phase) <= self.takes
+
+
+@lru_cache(maxsize=1)
+def _engines() -> dict[Version, tuple[OpenEngine, ...]]:
+    """The rows of the table, by the release that they are of."""
+    found: dict[Version, tuple[OpenEngine, ...]] = {}
+    for row in read_rows("attnsel.backends.cudnn", "open_engines"):
+        read: dict[str, Any] = {
+            "shapes": tuple(map(_shape, row["shapes"].split())),
+            "takes": frozenset(row["takes"].split()),
+            **{name: int(row[name]) for name in ("first", "last", "multiple")},
+        }
+        release = Version.parse(row["frontend"])
+        found[release] = (*found.get(release, ()), OpenEngine(**{**row, **read}))
+    return found
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    """``512x512>256``; without the last number it is 0."""
+    d, e, floor = map(int, re.findall(r"\d+", text if ">" in text else f"{text}>0"))
+    return d, e, floor
 
 
 def features_of(p: AttentionParams, phase: str) -> set[str]:
@@ -93,18 +115,14 @@ def features_of(p: AttentionParams, phase: str) -> set[str]:
 def open_engines(p: AttentionParams, env: Environment) -> tuple[OpenEngine, ...]:
     """One for each phase, on by default if one is; none where a phase has none. A release that was not read
     is taken for the one before it."""
-    frontend, arch = env.cudnn_frontend, env.arch
-    rows = [OpenEngine(**row) for row in read_rows("attnsel.backends.cudnn", "open_engines")]
-    releases = {Version.parse(row.frontend): row.frontend for row in rows}
-    read = max(
-        (version for version in releases if frontend is not None and version <= frontend), default=None
-    )
+    frontend, arch, engines = env.cudnn_frontend, env.arch, _engines()
+    read = max((release for release in engines if frontend is not None and release <= frontend), default=None)
     if arch is None or read is None:
         return ()
     found: list[OpenEngine | None] = []
     for phase in ("fwd", "bwd") if p.is_training else ("fwd",):
-        fit = [r for r in rows if (r.frontend, r.phase) == (releases[read], phase) and r.fits(p, arch)]
-        found += sorted(fit, key=lambda row: row.opt_in)[:1] or [None]
+        fit = [each for each in engines[read] if each.phase == phase and each.fits(p, arch)]
+        found += sorted(fit, key=lambda engine: engine.opt_in)[:1] or [None]
     return tuple(engine for engine in found if engine is not None and None not in found)
 
 
