@@ -61,6 +61,7 @@ def same_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     monkeypatch.setattr(sys, "argv", ["attnsel"])  # which usage lines begin with
+    monkeypatch.setattr(sys, "path", [*sys.path])  # of which ``attnsel watch -m`` changes the first
     # What another test told torch is no matter of a described machine's; and planning needs no torch.
     monkeypatch.setitem(sys.modules, "torch", None)
     said: dict[str, Any] = {

@@ -20,6 +20,7 @@ TORCH = re.compile(
 PACKAGE = re.compile(
     r"pip install (--no-deps )?'([a-z0-9-]+)(?:\[cu13\])?==([0-9.a-z]+)'( --no-build-isolation)?"
 )
+ON_ROCM = "FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE "
 SOURCES = ("git clone --recursive", "cd flash-attention/hopper")
 
 
@@ -30,6 +31,9 @@ def resolved(selection, unlock):
     there = {c: getattr(env, c) for c in ("torch", "cuda", "cudnn", "triton", "cudnn_frontend")}
     build = None
     for line in install.commands:
+        if line.startswith(ON_ROCM):
+            assert after.device.type == "rocm", line
+            line = line.removeprefix(ON_ROCM)
         torch, package = TORCH.fullmatch(line), PACKAGE.fullmatch(line)
         if torch:
             (build,) = (b for b in torch_builds() if (str(b.torch), b.index) == (torch[1], torch[2] or ""))
