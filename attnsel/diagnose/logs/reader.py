@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from attnsel.diagnose.logs.message import More, scrub
+from attnsel.diagnose.logs.message import More
+from attnsel.diagnose.scrub import scrub
 from attnsel.errors import InvalidInput
 
 

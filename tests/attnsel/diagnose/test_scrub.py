@@ -7,8 +7,8 @@ from pathlib import Path
 
 from attnsel.diagnose.logs.answer import Stated, explained
 from attnsel.diagnose.logs.calls import gather
-from attnsel.diagnose.logs.message import scrub
 from attnsel.diagnose.logs.report import log_document
+from attnsel.diagnose.scrub import scrub
 from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
 
