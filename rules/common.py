@@ -151,6 +151,9 @@ def flash_attn_4_installed(p: AttentionParams, env: Environment) -> None:
     """
 
 
+_PUBLISHED_FOR = "one that PyTorch is published for: sm37, sm50 and newer but for old Jetsons (sm53, sm62)"
+
+
 @rule(
     "INSTALL008",
     needing("torch"),
@@ -163,7 +166,8 @@ def code_for_the_gpu(p: AttentionParams, env: Environment) -> Violation | None:
 
     Why: without it nothing starts on the GPU, not even a copy: "no kernel image is available". A wheel has
     machine code for a few architectures, fewer of the old ones with each CUDA: CUDA 13 compiles for none
-    before sm75.
+    before sm75. For Fermi, Kepler but for K80, and the Jetsons before Xavier nothing was published since
+    PyTorch 2.2: JetPack 4, the last for those, has PyTorch 1.10.
     Fix: the wheel of the same torch for another CUDA, from PyTorch's index; else a torch that has it. A torch
     that was built from source, as in NVIDIA's containers, has what TORCH_CUDA_ARCH_LIST said: state its CUDA
     with it; where no wheel has both, nothing is refused.
@@ -173,6 +177,13 @@ def code_for_the_gpu(p: AttentionParams, env: Environment) -> Violation | None:
     lacking = without_code(env)
     if lacking is None:
         return None
+    if not lacking.nearest:
+        return Violation(
+            "arch",
+            env.arch,
+            FreeText(_PUBLISHED_FOR),
+            f"{lacking} for sm{env.arch}",
+        )
     observed = env.cuda if lacking.field == "cuda" else env.torch
     return Violation(lacking.field, observed, AnyBuild(lacking.nearest), f"{lacking} for sm{env.arch}")
 

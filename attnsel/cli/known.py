@@ -11,7 +11,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import stamped
 from attnsel.cli.form import OUTPUT, TEXT, Form, one_form
 from attnsel.cli.output import BAD_INPUT, FOUND, complain
-from attnsel.environment.gpus import Gpu, catalogue, look_up_gpu
+from attnsel.environment.gpus import WITHOUT_PYTORCH, Gpu, catalogue, look_up_gpu
 from attnsel.errors import InvalidInput, short
 from attnsel.pages.commands import example_commands
 from attnsel.pages.rule import (
@@ -203,13 +203,15 @@ def gpus(
     A filter is a part of the name, an architecture (sm89, 8.9, gfx942), what PyTorch calls other makers' GPUs
     (rocm, xpu, mps), a kind (GeForce, workstation, data center, Jetson, mining, Instinct, Radeon, Ryzen, Arc,
     Apple) or a whole name as a driver or a shop spells it. --gpu takes those too, and parts of a card:
-    "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "GRID T4-8Q".
+    "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "GRID T4-8Q". Cards too old for PyTorch (Fermi, Kepler) need a filter.
 
     --json prints a list of objects: name, arch (90 is sm90), memory_gib and sm_count (null: not known), kind,
     device (cuda, rocm, xpu, mps), gfx (AMD's target), sold_with (the sizes of which a name must say one).
     """
     form.require_one()
     shown = [gpu for gpu in catalogue().values() if all(_has(gpu, word) for word in words)]
+    if not words:
+        shown = [gpu for gpu in shown if gpu.arch not in WITHOUT_PYTORCH]
     if words and not shown:
         try:
             shown = [look_up_gpu(" ".join(words))]

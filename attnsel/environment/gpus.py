@@ -1,9 +1,10 @@
 """Any spelling of a GPU, and what is known of a card that is not in the machine.
 
-NVIDIA's cards are rows of ``data/gpus.csv``, other makers' of ``data/other_gpus.csv``, what they deliver on
-paper rows of ``data/gpu_figures.csv``. Shared memory per block is a property of the architecture (CUDA C++
-Programming Guide, "Technical Specifications per Compute Capability"). First toolkits are from CUDA's release
-notes, first cuDNN releases from cuDNN's support matrices.
+NVIDIA's cards are rows of ``data/gpus.csv``, those too old for PyTorch of ``data/old_gpus.csv``, other
+makers' of ``data/other_gpus.csv``, what they deliver on paper rows of ``data/gpu_figures.csv``. Shared memory
+per block is a property of the architecture (CUDA C++ Programming Guide, "Technical Specifications per Compute
+Capability"). First toolkits are from CUDA's release notes, first cuDNN releases from cuDNN's support
+matrices.
 """
 
 from __future__ import annotations
@@ -67,8 +68,11 @@ ARCHITECTURES: dict[int, Architecture] = {
     121: Architecture(101_376, Version(12, 9), _CUDNN_9_7),
 }
 
-OLDER = dict.fromkeys((50, 52, 60, 61), Architecture(49_152))
-"""Maxwell and Pascal: PyTorch has kernels for them up to its wheels for CUDA 12.6, and nobody else has."""
+WITHOUT_PYTORCH = frozenset({20, 21, 30, 32, 35, 53, 62})
+"""Fermi, Kepler, and the Jetsons of Maxwell and Pascal: no PyTorch since 2.2 was published for them."""
+
+OLDER = dict.fromkeys((*WITHOUT_PYTORCH, 37, 50, 52, 60, 61), Architecture(49_152))
+"""PyTorch has kernels for K80, Maxwell and Pascal in its wheels up to CUDA 11.8 and 12.6; nobody else has."""
 
 READ_AS = {107: 103}
 """Architectures whose kernels nobody has read, and which one answers for them: Rubin runs the code for sm100
@@ -122,7 +126,7 @@ def _cards() -> _Cards:
         memory, several = _sizes(row["memory_gb"])
         sms = int(row["sms"]) if row["sms"] else None
         gpu = Gpu(row["name"], int(row["arch"]), memory, sms, row["kind"], sold_with=several)
-        found.named[gpu.name.casefold().replace(" ", "")] = gpu
+        found.named[_squeezed(gpu.name)] = gpu
         found.also.update(dict.fromkeys(row["also"].split(), gpu))
         if row["vgpu"]:
             found.virtual[row["vgpu"]] = gpu
@@ -135,6 +139,10 @@ def _sizes(text: str) -> tuple[int | None, tuple[int, ...]]:
     """The memory of a row: of one size, or which of several; neither where the system's is shared."""
     sizes = tuple(int(word) for word in text.split() if word != "shared")
     return (sizes[0], ()) if len(sizes) == 1 else (None, sizes)
+
+
+def _squeezed(name: str) -> str:
+    return name.casefold().replace(" ", "")
 
 
 @lru_cache(maxsize=1)
@@ -151,10 +159,21 @@ def _others() -> dict[str, tuple[Gpu, ...]]:
 
 
 @lru_cache(maxsize=1)
+def _old() -> dict[str, Gpu]:
+    """The cards that are too old for PyTorch, by their models and by their other names."""
+    found: dict[str, Gpu] = {}
+    for row in read_rows("attnsel.environment", "old_gpus"):
+        memory, _ = _sizes(row["memory_gb"])
+        gpu = Gpu(row["name"], int(row["arch"]), memory, None, row["kind"])
+        found.update(dict.fromkeys((_squeezed(gpu.name), *row["also"].split()), gpu))
+    return found
+
+
+@lru_cache(maxsize=1)
 def catalogue() -> dict[str, Gpu]:
     """Every card, by its name without blanks in small letters; NVIDIA's first."""
     others = (gpu for gpus in _others().values() for gpu in gpus)
-    return _cards().named | {gpu.name.casefold().replace(" ", ""): gpu for gpu in others}
+    return _cards().named | {_squeezed(gpu.name): gpu for gpu in (*others, *_old().values())}
 
 
 def familiar() -> tuple[Gpu, ...]:
@@ -217,7 +236,7 @@ def look_up_gpu(name: str) -> Gpu:
     Raises ValueError: the nearest names where there is no such card, the reason where there is.
     """
     text = name.strip()
-    joined = text.casefold().replace(" ", "")
+    joined = _squeezed(text)
     if exact := _cards().named.get(joined):  # without the cards of other makers, which take a while to read
         return exact
     bare = re.fullmatch(r"(?:(?:sm|compute)_?(\d{2,3})[af]?|(\d{1,2})\.(\d))", text.casefold())
@@ -237,6 +256,8 @@ def look_up_gpu(name: str) -> Gpu:
     if maker in ("", "cuda") and (found := _of_nvidia(text)):
         return found
     if maker != "cuda" and (found := _of_others(text, maker)):
+        return found
+    if maker in ("", "cuda") and (found := _too_old(text)):
         return found
     if sized := re.fullmatch(r"(.*\d\w*)[\s-]+(\d{1,3})", text.casefold()):
         with suppress(ValueError):  # "A100-80"
@@ -274,6 +295,14 @@ def _of_nvidia(text: str) -> Gpu | None:
     return gpu if said.part is None else _part(gpu, said.part)
 
 
+def _too_old(text: str) -> Gpu | None:
+    """A card that no PyTorch was published for; None where the text names none."""
+    said = _parse(text)
+    models = ([f"{said.model}{said.gib}gb"] if said.gib else []) + [said.model]
+    keys = (f"{series}{model}" for model in models for series in ("", "gtx", "gt", "gts", "quadro"))
+    return next((_old()[key] for key in keys if key in _old()), None)
+
+
 def _with_memory(gpu: Gpu) -> str:
     return f"{gpu.name} ({' or '.join(map(str, gpu.sold_with or (gpu.memory_gib,)))} GB)"
 
@@ -288,13 +317,18 @@ def _variants(said: Spelling) -> list[tuple[Spelling, Gpu]]:
         return [(said, _cards().virtual[model])]
     names = [model, f"rtx{model}", f"gtx{model}", model.removeprefix("quadro")]
     names.append(f"rtx{model.removeprefix('quadro')}")
-    # Turing laptops have their desktop cards' figures, where no row says otherwise.
+    # Where no row says otherwise, laptops with Turing or an older Quadro have the figures of the bare name,
+    # which a Quadro P3200 or M1200 has alone.
     for laptop in (True, False) if said.laptop else (False, True):
         for key in names:
             found = _models().get((key, laptop))
-            if found and (not said.laptop or laptop or found[0][1].arch == 75):
+            if found and (not said.laptop or laptop or _same_in_laptops(found[0][1])):
                 return found
     return []
+
+
+def _same_in_laptops(gpu: Gpu) -> bool:
+    return gpu.arch == 75 or (gpu.arch < 70 and gpu.kind == "workstation")
 
 
 def _covered(said: Spelling) -> list[tuple[Spelling, Gpu]]:

@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from attnsel.base.rows import read_rows
+from attnsel.environment.gpus import WITHOUT_PYTORCH
 from attnsel.environment.read import unread_release
 from attnsel.environment.versions import Version
 
@@ -129,7 +130,7 @@ def runs_on(build: Build, arch: int) -> bool:
 
 class NoCode(NamedTuple):
     """No build of what was stated (None: not stated) has code for the GPU. ``nearest``: those that have, the
-    smallest change first."""
+    smallest change first; none where the GPU is too old for any."""
 
     torch: Version | None
     cuda: Version | None
@@ -143,7 +144,8 @@ class NoCode(NamedTuple):
     def __str__(self) -> str:
         torch = "" if self.torch is None else f"torch {self.torch}"
         cuda = "" if self.cuda is None else f"CUDA {self.cuda.major}.{self.cuda.minor}"
-        return f"no wheel of {' with '.join(part for part in (torch, cuda) if part)} has code"
+        stated = " with ".join(part for part in (torch, cuda) if part)
+        return f"no wheel of {stated or 'PyTorch 2.2 or newer'} has code"
 
 
 @lru_cache(maxsize=256)
@@ -152,6 +154,8 @@ def no_code(arch: int, torch: Version | None, cuda: Version | None) -> NoCode | 
 
     None where one has, or where nobody knows: another release, no such wheel, a board that has its own.
     """
+    if arch in WITHOUT_PYTORCH:
+        return NoCode(None, None, ())
     if arch in ON_ARM:
         return None
     stated = torch_builds() if torch is None else builds_of(torch)

@@ -8,7 +8,7 @@ from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.rules.api import limit, rule, rules_about
 from attnsel.rules.sdpa.common import CUDA, GPUS, GRID_MOST, VECTOR, mask_of
 from attnsel.verdicts.reasons import Unknown, Violation
-from attnsel.verdicts.requirements import EqualTo, Multiple, OneOf
+from attnsel.verdicts.requirements import AtLeast, EqualTo, Multiple, OneOf
 
 EFFICIENT = "sdpa.efficient"
 rule_of_efficient = rules_about(EFFICIENT, device=CUDA)
@@ -52,6 +52,20 @@ def efficient_bf16_needs_ampere(p: AttentionParams, env: Environment) -> bool:
     Source: can_use_mem_efficient_attention, PyTorch sdp_utils.cpp (A, B, C).
     """
     return p.dtype == "bf16"
+
+
+@rule_of_efficient(
+    "SDPA207",
+    requires={"arch": AtLeast(50)},
+    fires_on={"gpu": "K80", "dtype": "fp16"},
+    passes={"gpu": "M60", "dtype": "fp16"},
+)
+def efficient_needs_maxwell(p: AttentionParams, env: Environment) -> None:
+    """The memory-efficient kernel needs Maxwell or newer (sm50)
+
+    Fix: sdpa.math and tiled run on a K80.
+    Source: check_mem_efficient_hardware_support, PyTorch sdp_utils.cpp (A, B, C): "sm_version" from sm50 on.
+    """
 
 
 @rule_of_efficient("SDPA203", device=GPUS, fires_on={"head_dim_qk": 60})
