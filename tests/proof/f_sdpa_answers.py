@@ -198,7 +198,7 @@ def drawn(release: Release, pick: random.Random) -> Case:
         dropout=seldom(0.0, 0.1, 0.125, 0.3125),
         grad=pick.random() < 0.5,
         gqa=pick.random() < 0.85,
-        rank=4 if h == 65536 or pick.random() < 0.95 else 3,
+        rank=4 if h == 65536 or pick.random() < 0.9 else pick.choice((3, 5)),
         deterministic=pick.random() < 0.1,
         off=() if pick.random() < 0.7 else tuple(name for name in _ALL if pick.random() < 0.4),
         env=() if pick.random() < 0.8 else tuple((name, pick.choice("01")) for name in _VARIABLES),
