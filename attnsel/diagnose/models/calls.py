@@ -21,8 +21,8 @@ class Call(NamedTuple):
 
     ``kv_heads``: before any repeat. ``window_left`` and ``window_right``: keys beside the token's own that it
     sees, as flash-attn counts; None no bound. ``chunk``: tokens of a chunk, inside which alone they see each
-    other. ``softcap``: 0 is off. ``scale``: what the scores are multiplied by. ``bias``: something is added to
-    the scores. ``mask``: "tensor" where one of size queries x keys is always made, "implied" where sizes and
+    other. ``softcap``: 0 is off. ``scale``: the scores are multiplied by it. ``bias``: something is added to
+    them. ``mask``: "tensor" where one of size queries x keys is always made, "implied" where sizes and
     flags say it all, "none".
     """
 

@@ -96,12 +96,12 @@ def _question(model: Any, config: PretrainedConfig) -> dict[str, Any]:
         patch = config.patch_size**2 * getattr(config, "temporal_patch_size", 1)
         rows = torch.zeros(256, patch * getattr(config, "in_channels", 3), dtype=torch.bfloat16)
         given = {next(iter(asked)): rows, "grid_thw": torch.tensor([[1, 16, 16]], device="cpu")}
-    elif first == "pixel_values":
+    elif "pixel_values" in asked and "input_ids" not in asked:
         side = (
             config.image_size if isinstance(getattr(config, "image_size", 224), int) else config.image_size[0]
         )
         shape = (1, getattr(config, "num_channels", 3), side or 224, side or 224)
-        given = {first: torch.zeros(shape, dtype=torch.bfloat16)}
+        given = {"pixel_values": torch.zeros(shape, dtype=torch.bfloat16)}
     elif first == "input_features":
         given = {first: torch.zeros(1, getattr(config, "num_mel_bins", 80), 3000, dtype=torch.bfloat16)}
     elif first == "input_values":
@@ -163,7 +163,7 @@ class _Recorder:
     ) -> tuple[Tensor, None]:
         causal = rest.get("is_causal")
         causal = bool(getattr(module, "is_causal", False) if causal is None else causal)
-        self.note(module, query, key, value, mask, causal, rest)
+        self.note(module, query, key, value, attention_mask, causal, rest)
         return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
     def by_sdpa(
