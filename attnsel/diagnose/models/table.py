@@ -1,0 +1,310 @@
+"""What a model hands to attention, read off its configuration alone.
+
+``data/families.csv`` has a row for each ``model_type`` that was held against transformers' own code: which
+models are inside it, what its class sets where a file says nothing, and what no field says plainly. A family
+without a row is read by the names that most of them share, and the answer says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from attnsel.base.rows import read_rows
+from attnsel.diagnose.models.calls import Attn, Call, Layers, Other, Stack, grouped
+from attnsel.diagnose.models.other import other_layer_type
+from attnsel.errors import InvalidInput
+
+Config = Mapping[str, Any]
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "embed_dim"),
+    "head_dim": ("head_dim", "attention_head_dim", "d_kv", "kv_channels"),
+    "window": ("sliding_window", "attention_window_size", "sliding_window_size", "window_size"),
+    "softcap": ("attn_logit_softcapping", "attn_logit_softcap"),
+}
+"""What fields are called, the commonest name first."""
+
+
+class Family(NamedTuple):
+    """A row. ``parts``: the model inside each sub-config where that has no ``model_type``. ``defaults``: of
+    the config's class. ``says``: what no field says, by name (``_SAYS``)."""
+
+    stack: Stack | None = None
+    parts: Mapping[str, str] = MappingProxyType({})
+    defaults: Config = MappingProxyType({})
+    says: Mapping[str, str] = MappingProxyType({})
+
+
+@cache
+def _families() -> dict[str, Family]:
+    found = {}
+    for row in read_rows("attnsel.diagnose.models", "families"):
+        says = dict(word.partition("=")[::2] for word in row["says"].split())
+        stack: Any = row["stack"] or None
+        parts, defaults = (json.loads(row[name] or "{}") for name in ("parts", "defaults"))
+        found[row["model_type"]] = Family(stack, parts, defaults, says)
+    return found
+
+
+def tabled(config: Config) -> Layers:
+    """Every attention of a model, and of each model inside it. Raises InvalidInput for a field that is no
+    number where one is needed."""
+    model_type = str(config.get("model_type", ""))
+    calls: list[tuple[int, Call]] = []
+    other: list[Other] = []
+    unread: list[str] = []
+    for name, part in _parts(config):
+        own_type = str(part.get("model_type", ""))
+        family = _families().get(own_type)
+        if family is None:
+            unread.append(f"{own_type or 'a model without model_type'} is in no row: read by the usual names")
+        reader = _Reader(part, family or Family(), name)
+        try:
+            found, others = reader.read()
+        except _Missing as missing:
+            unread.append(f"{name or own_type}: {missing}")
+            continue
+        calls += found
+        other += others
+    return Layers(model_type, "the table of families", grouped(calls), tuple(other), tuple(unread))
+
+
+def _parts(config: Config) -> list[tuple[str, Config]]:
+    """The configs of the models inside one, with the type that each has where it says none."""
+    family = _families().get(str(config.get("model_type", "")), Family())
+    named = {
+        name for name, value in config.items() if name.endswith("_config") and isinstance(value, Mapping)
+    }
+    named = {name for name in named if _looks_like_a_model(config[name])} | set(family.parts)
+    found = []
+    for name in sorted(named, key=list(config).index if named <= set(config) else None):
+        part = dict(config.get(name) or {})
+        part.setdefault("model_type", family.parts.get(name, ""))
+        found.append((name, part))
+    return found or [("", config)]
+
+
+def _looks_like_a_model(part: Config) -> bool:
+    return "model_type" in part or any(name in part for name in NAMES["layers"])
+
+
+class _Missing(Exception):
+    """A field without which nothing can be said."""
+
+
+class _Reader:
+    """One model's config, its family's row, and the name of the part that it is of a larger one."""
+
+    def __init__(self, config: Config, family: Family, part: str) -> None:
+        self.config, self.family, self.part = config, family, part
+        self.model_type = str(config.get("model_type", ""))
+        self.says = family.says
+
+    # ---- fields
+
+    def value(self, name: str) -> Any:
+        """A field as the file has it, or as its class sets it; None where neither does."""
+        found = self.config.get(name)
+        return self.family.defaults.get(name) if found is None and name not in self.config else found
+
+    def number(self, *names: str) -> float | None:
+        for name in names:
+            value = self.value(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise InvalidInput(name, value, "must be a number")
+            return value
+        return None
+
+    def count(self, *names: str) -> int | None:
+        """A positive whole number."""
+        value = self.number(*names)
+        if value is None:
+            return None
+        if value != int(value) or not 0 < value < 1 << 24:
+            field = next(name for name in names if self.value(name) == value)
+            raise InvalidInput(field, self.value(field), "must be a whole number from 1 on")
+        return int(value)
+
+    def needed(self, what: str) -> int:
+        found = self.count(*NAMES[what])
+        if found is None:
+            raise _Missing(f"it has none of {', '.join(NAMES[what])}")
+        return found
+
+    # ---- the model
+
+    def read(self) -> tuple[list[tuple[int, Call]], list[Other]]:
+        calls: list[tuple[int, Call]] = []
+        others: dict[Any, list[int]] = {}
+        for index, kind in enumerate(self.kinds()):
+            mixes_otherwise = other_layer_type(kind, self.model_type)
+            if mixes_otherwise is not None:
+                others.setdefault(mixes_otherwise, []).append(index)
+            if mixes_otherwise is None or kind == "hybrid":
+                calls.append((index, self.call(index, kind)))
+        stack = self.stack()
+        found = [
+            Other(tuple(at), stack, kind.kind, kind.package, kind.without) for kind, at in others.items()
+        ]
+        return calls, found
+
+    def stack(self) -> Stack:
+        if self.family.stack is not None:
+            return self.family.stack
+        if "vision" in self.part + self.model_type:
+            return "vision"
+        return "speech encoder" if "audio" in self.part + self.model_type else "text"
+
+    def kinds(self) -> list[str]:
+        """What each layer is, in the words of ``layer_types``."""
+        stated = self.value("layer_types")
+        count = self.needed("layers") if stated is None else len(stated)
+        if stated is not None:
+            if not isinstance(stated, (list, tuple)) or not all(isinstance(kind, str) for kind in stated):
+                raise InvalidInput("layer_types", stated, "must be a list of words")
+            renamed = {"attention": "full_attention", "mamba": "linear_attention"}
+            return [renamed.get(kind, kind) for kind in stated]
+        pattern = self.says.get("pattern", "")
+        if not pattern:
+            plain = "sliding_attention" if "windowed" in self.says else "full_attention"
+            return [plain] * count
+        name, _, rest = pattern.partition(":")
+        return _PATTERNS[name](self, count, rest)
+
+    def call(self, index: int, kind: str) -> Call:
+        heads = self.needed("heads")
+        width, value_width = self.head_dims(heads, kind)
+        window = self.window(index, kind)
+        causal = "bidirectional" not in self.says and not self.value("use_bidirectional_attention")
+        if self.value("is_decoder") is False and "encoder" in self.says:
+            causal = False
+        chunk = self.count("attention_chunk_size") if kind == "chunked_attention" else None
+        return Call(
+            stack=self.stack(),
+            attn=self.attn(),
+            q_heads=heads,
+            kv_heads=self.kv_heads(heads, kind),
+            head_dim_qk=width,
+            head_dim_v=value_width,
+            causal=causal,
+            scale=self.scale(width),
+            window_left=window if causal else None if window is None else window,
+            window_right=None if causal else window,
+            chunk=chunk,
+            softcap=self.number(*NAMES["softcap"]) or 0.0,
+            sinks="sinks" in self.says,
+            bias="bias" in self.says,
+            mask="tensor" if chunk or "bias" in self.says else "implied",
+        )
+
+    def attn(self) -> Attn:
+        return "self"
+
+    def head_dims(self, heads: int, kind: str) -> tuple[int, int]:
+        """Of queries and keys, and of values; MLA's queries have a rotary part beside the other."""
+        plain, rotary = self.number("qk_nope_head_dim"), self.number("qk_rope_head_dim")
+        if plain is not None and rotary is not None:
+            return int(plain + rotary), self.count("v_head_dim") or int(plain + rotary)
+        wide = self.count("global_head_dim") if kind == "full_attention" else None
+        width = wide or self.count(*NAMES["head_dim"])
+        if width is None:
+            width = self.needed("hidden") // heads
+        return width, width
+
+    def kv_heads(self, heads: int, kind: str) -> int:
+        if kind == "full_attention" and self.value("attention_k_eq_v"):
+            return self.count("num_global_key_value_heads") or heads
+        if self.number("qk_nope_head_dim") is not None:
+            return heads
+        if self.value("multi_query") and not self.value("new_decoder_architecture"):
+            return 1
+        return self.count(*NAMES["kv_heads"]) or heads
+
+    def window(self, index: int, kind: str) -> int | None:
+        """Keys beside a token's own that it sees on one side; None no bound."""
+        if kind not in ("sliding_attention", "hybrid_sliding"):
+            return None
+        sides = self.says.get("sides")
+        size = self.count(sides) if sides else self.count(*NAMES["window"])
+        if size is None:
+            return None
+        return size // 2 if sides else size - 1
+
+    def scale(self, width: int) -> float:
+        said = self.says.get("scale")
+        if said is None:
+            return float(width**-0.5)
+        field, _, power = said.partition("^")
+        value = self.number(field) if not field.replace(".", "").isdigit() else float(field)
+        if value is None:
+            return float(width**-0.5)
+        return float(value ** float(power or 1))
+
+
+# ---- which layer is what, where a config has no layer_types -------------------------------------------
+
+
+def _full_every(reader: _Reader, count: int, rest: str) -> list[str]:
+    """``FIELD:DEFAULT``: every n-th layer sees everything, the last of each n."""
+    field, _, usual = rest.partition(":")
+    every = reader.count(field) or int(usual)
+    return ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(count)]
+
+
+def _full_first_of(reader: _Reader, count: int, rest: str) -> list[str]:
+    """``FIELD:DEFAULT``: the same, the first of each n."""
+    field, _, usual = rest.partition(":")
+    every = reader.count(field) or int(usual)
+    return ["sliding_attention" if index % every else "full_attention" for index in range(count)]
+
+
+def _alternating(reader: _Reader, count: int, rest: str) -> list[str]:
+    """The first has a window, the second none."""
+    return ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
+
+
+def _windows_from(reader: _Reader, count: int, rest: str) -> list[str]:
+    """Qwen: windows from max_window_layers on, where use_sliding_window says so."""
+    first = reader.number("max_window_layers") or 0
+    used = bool(reader.value("use_sliding_window")) and reader.value("sliding_window") is not None
+    return ["sliding_attention" if used and index >= first else "full_attention" for index in range(count)]
+
+
+def _linear_but_every(reader: _Reader, count: int, rest: str) -> list[str]:
+    """``FIELD:DEFAULT``: attention in the last of each n layers."""
+    field, _, usual = rest.partition(":")
+    every = reader.count(field) or int(usual)
+    return ["linear_attention" if (index + 1) % every else "full_attention" for index in range(count)]
+
+
+def _attention_at(reader: _Reader, count: int, rest: str) -> list[str]:
+    """Jamba: attention in each attn_layer_period-th layer, from attn_layer_offset on."""
+    period, offset = reader.count("attn_layer_period") or 8, int(reader.number("attn_layer_offset") or 0)
+    return ["full_attention" if index % period == offset else "linear_attention" for index in range(count)]
+
+
+def _chunks_but_every(reader: _Reader, count: int, rest: str) -> list[str]:
+    """Llama 4: chunks, but for each n-th layer, which has no rotary embedding."""
+    every = reader.count("no_rope_layer_interval") or 4
+    return ["chunked_attention" if (index + 1) % every else "full_attention" for index in range(count)]
+
+
+_PATTERNS: dict[str, Callable[[_Reader, int, str], list[str]]] = {
+    "full_every": _full_every,
+    "full_first_of": _full_first_of,
+    "alternating": _alternating,
+    "windows_from": _windows_from,
+    "linear_but_every": _linear_but_every,
+    "attention_at": _attention_at,
+    "chunks_but_every": _chunks_but_every,
+}
