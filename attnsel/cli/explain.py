@@ -35,6 +35,16 @@ _NOT_OF_A_LOG = (
 )
 
 
+Model = Annotated[
+    str | None,
+    Parameter(
+        name="--model",
+        group=THE_CALL,
+        help="a whole model: its config.json, the folder with it, or a preset (llama-3-8b, gemma-3-4b, "
+        "deepseek-v3, gpt-oss-120b, qwen3-next-80b-a3b and more)",
+    ),
+]
+
 FromLog = Annotated[
     Path | None,
     Parameter(
@@ -52,6 +62,10 @@ def explain(
     question: Question,
     *,
     from_log: FromLog = None,
+    model: Model = None,
+    tp_size: Annotated[
+        int | None, Parameter(group=THE_CALL, help="with --model: ranks that share its heads")
+    ] = None,
     ask_library: Annotated[bool, yes_or_no("ask the real libcudnn too", group=OUTPUT)] = False,
     sources: Annotated[bool, yes_or_no("below each reason where it is written", group=OUTPUT)] = False,
     cudnn_lib: CudnnLib = None,
@@ -100,6 +114,9 @@ def explain(
     --from-log FILE explains what a log or a pasted error says of attention instead (docs/how-to/logs.md):
     for each call in it what happened, why, and what helps. --json then has calls and machine.
 
+    --model NAME|FILE|FOLDER answers for every kind of attention in a model, in training, prefill and decode
+    (docs/how-to/models.md), at --batch and --seqlen. --json then has calls, other, kv_cache_bytes and fixes.
+
     Exit code: 0 a backend was found, 2 bad input, 3 no backend, or a log with nothing known in it.
     """
     form.require_one(short=short)
@@ -111,6 +128,12 @@ def explain(
         from attnsel.cli.explain_more import explain_log  # whose patterns take longest of all to load
 
         return explain_log(from_log, question, form)
+    if model is not None:
+        from attnsel.cli.explain_model import explain_model  # for --model alone
+
+        return explain_model(model, question, tp_size or 1, form)
+    if tp_size is not None:
+        raise InvalidInput("--tp-size", tp_size, "says nothing without --model")
     for name in ("sources",) if sources and (short or form.json) else ():
         raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")
     asked = asked_of(as_, switch)

@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModel, PretrainedConfig
+from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -26,6 +26,20 @@ from attnsel.diagnose.models.other import other_layer
 _NAME = "attnsel_recorder"
 _LENGTH, _ENCODED = 48, 80
 """Tokens of the question; different, so that keys which come from the encoder are told from one's own."""
+
+
+def recorded_config(config: Mapping[str, Any]) -> Layers | None:
+    """Of a configuration as a file has it; None where transformers does not know the model, or not this
+    configuration of it."""
+    fields = {name: value for name, value in config.items() if name != "model_type"}
+    loud = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # what it says of kernels that are not here stands in the answer
+    try:
+        return recorded(AutoConfig.for_model(str(config.get("model_type")), **fields))
+    except Exception:  # whatever the class of a config raises for what it did not expect
+        return None
+    finally:
+        transformers.logging.set_verbosity(loud)
 
 
 def recorded(config: PretrainedConfig) -> Layers:

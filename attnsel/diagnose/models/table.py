@@ -85,15 +85,17 @@ def _parts(config: Config) -> list[tuple[str, Config]]:
     }
     named = {name for name in named if _looks_like_a_model(config[name])} | set(family.parts)
     found = []
-    for name in sorted(named, key=list(config).index if named <= set(config) else None):
+    for name in sorted(named):
         part = dict(config.get(name) or {})
         part.setdefault("model_type", family.parts.get(name, ""))
         found.append((name, part))
     return found or [("", config)]
 
 
-def _looks_like_a_model(part: Config) -> bool:
-    return "model_type" in part or any(name in part for name in NAMES["layers"])
+def _looks_like_a_model(part: Any) -> bool:
+    return isinstance(part, Mapping) and (
+        "model_type" in part or any(name in part for name in NAMES["layers"])
+    )
 
 
 class _Missing(Exception):

@@ -1,0 +1,57 @@
+"""``attnsel explain --model``: a whole model, put to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnsel.base.records import stamped
+from attnsel.cli.form import Form
+from attnsel.cli.output import FOUND, NO_BACKEND
+from attnsel.cli.question import Question, read_object
+from attnsel.diagnose.models.document import model_document
+from attnsel.diagnose.models.plan import Lengths, planned
+from attnsel.diagnose.models.source import layers_of, preset
+from attnsel.errors import InvalidInput
+
+_STATED = ("dtype", "deterministic", "cp_size", "cp_comm_type", "cuda_graph")
+"""Fields of a call that a model does not decide."""
+
+_LENGTHS = ("batch_size", "max_seqlen_q", "max_seqlen_kv")
+
+
+def explain_model(model: str, question: Question, tp_size: int, form: Form) -> int:
+    """Raises InvalidInput, also for a flag whose value comes from the model."""
+    for field in question.params:
+        if field not in (*_STATED, *_LENGTHS):
+            raise InvalidInput(
+                f"--{field.replace('_', '-')}", question.params[field], "comes from the --model"
+            )
+    if tp_size < 1:
+        raise InvalidInput("--tp-size", tp_size, "must be at least 1")
+    asked, env = question.put(question.ask(), question.where())
+    encoded = question.params.get("max_seqlen_kv")
+    lengths = Lengths(
+        asked.batch_size if "batch_size" in question.params else 1,
+        asked.max_seqlen_q,
+        encoded if isinstance(encoded, int) and encoded != asked.max_seqlen_q else None,
+    )
+    stated = {name: getattr(asked, name) for name in _STATED if name in question.params or name == "dtype"}
+    layers = layers_of(read_model(model))
+    plan = planned(layers, env, lengths, stated=stated, tp_size=tp_size, policy=question.policy)
+    form.print(lambda: model_document(plan), lambda: stamped("model", plan.as_dict()))
+    runs = [cell.selection.backend is not None for cell in plan.cells]
+    return FOUND if all(runs) else NO_BACKEND
+
+
+def read_model(model: str) -> Mapping[str, Any]:
+    """The configuration of a file, of the config.json in a folder, or of a preset. Raises InvalidInput."""
+    path = Path(model)
+    try:
+        if path.is_dir():
+            path = path / "config.json"
+        found = str(model) == "-" or path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        found = False
+    return read_object(path, "--model") if found else preset(model)

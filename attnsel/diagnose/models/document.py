@@ -1,0 +1,149 @@
+"""The answer about a whole model: its layers, what runs for them in each phase, what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnsel.diagnose.models.calls import Call, Other
+from attnsel.diagnose.models.plan import Cell, ModelPlan, distinct
+from attnsel.report.answer import known_bug_words, presumed, warnings
+from attnsel.report.document import (
+    Block,
+    Code,
+    Document,
+    Facts,
+    Fields,
+    Inline,
+    Item,
+    Paragraph,
+    Paste,
+    Ref,
+    Screen,
+    Strong,
+    joined,
+)
+from attnsel.report.words import environment_words
+from attnsel.selection.evaluate import memory_parts
+from attnsel.verdicts.requirements import size
+
+_FIXES = 3
+"""Ways that are shown; ``--json`` has all."""
+
+
+def model_document(plan: ModelPlan) -> Document:
+    layers, lengths = plan.layers, plan.lengths
+    blocks: list[Block] = [Paragraph(Strong(verdict(plan)))]
+    if plan.cells:
+        first = plan.cells[0].selection
+        asked = [f"b{lengths.batch}", f"s{lengths.seqlen}", first.params.dtype]
+        asked += [f"tensor parallel {plan.tp_size}"] if plan.tp_size > 1 else []
+        notes = (*warnings(first.environment), *presumed(first))
+        blocks.append(Facts((tuple(environment_words(first.environment)), tuple(asked), *notes)))
+    blocks += [_of_call(call, cells) for call, cells in distinct(plan.cells)]
+    if layers.other:
+        rows = tuple((each.kind, (_other(each),)) for each in layers.other)
+        blocks.append(Screen((Paragraph(Strong("Layers that are no softmax attention")), Fields(rows))))
+    if plan.kv_cache_bytes:
+        share = " of one rank" if plan.tp_size > 1 else ""
+        blocks.append(
+            Paragraph(f"Keys and values of {lengths.seqlen} tokens{share}: {size(plan.kv_cache_bytes)}")
+        )
+    for place, fix in enumerate(plan.fixes[:_FIXES], 1):
+        helps = f"To run {fix.candidate} in {_layers(fix.layers)} ({', '.join(fix.phases)}): {fix.change}"
+        blocks.append(Item(helps, number=place, below=(Paste(tuple(fix.paste.splitlines())),)))
+    blocks += [Item(f"Not understood: {text}.", "!") for text in layers.unread]
+    blocks.append(Paragraph(f"Read by {layers.by}. Why a rule: attnsel rule CODE."))
+    return Document(tuple(blocks))
+
+
+def verdict(plan: ModelPlan) -> str:
+    """What the model is made of, and how much of it runs on a slow path."""
+    calls, other = plan.layers.calls, plan.layers.other
+    count = len({(call.stack, layer) for call in calls for layer in call.layers})
+    others = sum(len(each.layers) for each in other)
+    text = f"{plan.layers.model_type or 'This model'}: {_layers(count)} of attention, {_kinds(len(calls))}"
+    text += f", and {others} of another kind" if others else ""
+    slow = [cell for cell in plan.cells if cell.selection.chosen is None or cell.slow]
+    if not plan.cells:
+        return f"{text}."
+    if not slow:
+        return f"{text}; each runs on a fast kernel."
+    where = {(cell.call.stack, layer) for cell in slow for layer in cell.call.layers}
+    phases = ", ".join(dict.fromkeys(cell.phase for cell in slow))
+    return f"{text}; {_layers(len(where))} on a slow path ({phases})."
+
+
+def _kinds(count: int) -> str:
+    return "all alike" if count == 1 else f"of {count} kinds"
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
+
+
+def _of_call(call: Call, cells: tuple[Cell, ...]) -> Screen:
+    """A kind of attention: a line for each outcome, under its phases."""
+    outcomes: dict[Inline, list[str]] = {}
+    for cell in cells:
+        outcomes.setdefault(_outcome(cell), []).append(cell.phase)
+    rows = tuple((", ".join(phases), (text,)) for text, phases in outcomes.items())
+    heading = Paragraph(Strong(f"{_layers(len(call.layers))}: {call_words(call)}"))
+    return Screen((heading, Fields(rows)))
+
+
+def _outcome(cell: Cell) -> Inline:
+    chosen, blocked = cell.selection.chosen, cell.blocked
+    if chosen is None:
+        parts: list[Inline] = ["nothing runs"]
+    else:
+        question = cell.selection.params, cell.selection.environment
+        own = [f"{size(amount)} of {what}" for what, amount in memory_parts(chosen.name, *question)]
+        bugs = known_bug_words((bug.code, bug.rule.title) for bug in cell.selection.known_bugs)
+        parts = [(Code(chosen.name), *(f" · {note}" for note in (*["slow"] * cell.slow, *own)), bugs)]
+    if blocked is not None:
+        parts.append((Code(blocked[0]), " would be first but for ", Ref(blocked[1])))
+    return joined(parts, "; ")
+
+
+def call_words(call: Call) -> str:
+    return ", ".join(_words(call))
+
+
+def _words(call: Call) -> Iterator[str]:
+    """What differs from plain attention, and the sizes."""
+    yield f"{call.stack}, {call.attn}" if call.attn == "cross" else call.stack
+    yield f"{call.q_heads}/{call.kv_heads} heads"
+    yield (
+        f"d{call.head_dim_qk}/{call.head_dim_v}"
+        if call.head_dim_qk != call.head_dim_v
+        else f"d{call.head_dim_qk}"
+    )
+    if call.causal:
+        yield "causal"
+    if call.window is not None:
+        yield f"window {call.window}"
+    elif call.window_left is not None:
+        yield f"window {call.window_left} and {call.window_right}"
+    if call.chunk is not None:
+        yield f"chunks of {call.chunk}"
+    if call.softcap:
+        yield f"softcap {call.softcap:g}"
+    if call.sinks:
+        yield "sinks"
+    if call.bias:
+        yield "a bias"
+    if abs(call.scale - call.head_dim_qk**-0.5) > 1e-6:
+        yield f"scale {call.scale:.4g}"
+    if call.calls_per_layer > 1:
+        yield f"{call.calls_per_layer} times a layer"
+
+
+def _other(other: Other) -> str:
+    text = f"{_layers(len(other.layers))}, {other.stack}"
+    if other.package:
+        text += f": fast with {other.package}"
+    if other.without:
+        text += (
+            f"; {'without' if other.package else 'runs as'} {'them ' if other.package else ''}{other.without}"
+        )
+    return text

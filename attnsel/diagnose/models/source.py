@@ -1,0 +1,57 @@
+"""A model, as whoever asks has it: its configuration as a dictionary, a preset's name, or an object."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from attnsel.base.rows import read_rows
+from attnsel.base.suggestions import near
+from attnsel.diagnose.models.calls import Layers
+from attnsel.diagnose.models.table import tabled
+from attnsel.errors import InvalidInput
+
+
+@cache
+def presets() -> dict[str, Mapping[str, Any]]:
+    """Configurations of public models, by the names that people use."""
+    return {row["name"]: json.loads(row["config"]) for row in read_rows("attnsel.diagnose.models", "presets")}
+
+
+def preset(name: str) -> Mapping[str, Any]:
+    """Raises InvalidInput for a name that is none."""
+    key = name.casefold().rpartition("/")[2]
+    known = presets()
+    if key not in known:
+        meant = near(key, known)
+        also = f"did you mean {meant[0]}? " if meant else ""
+        raise InvalidInput(
+            "--model", name, f"is no file, no folder and no preset; {also}presets: {', '.join(known)}"
+        )
+    return known[key]
+
+
+def layers_of(config: Mapping[str, Any]) -> Layers:
+    """By transformers' own code where it is installed and knows the model, by the table otherwise; of a part
+    that transformers' code could not be asked about, what the table says. Raises InvalidInput."""
+    if not isinstance(config, Mapping):
+        raise InvalidInput("config", type(config).__name__, "must be a JSON object, as a config.json is")
+    by_table = tabled(config)
+    if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+        return by_table
+    from attnsel.diagnose.models.recorded import recorded_config  # which imports torch and transformers
+
+    recorded = recorded_config(config)
+    if recorded is None:
+        return by_table
+    if not recorded.unread:
+        return recorded
+    stacks = {call.stack for call in recorded.calls}
+    rest = tuple(call for call in by_table.calls if call.stack not in stacks)
+    unread = tuple(
+        f"{text}; the table of families was read for it" if rest else text for text in recorded.unread
+    )
+    return recorded._replace(calls=(*recorded.calls, *rest), unread=unread)
