@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any as _Any
 
     from attnsel.decision import Selection, select
+    from attnsel.diagnose.models.plan import plan as plan
     from attnsel.diagnose.watching.session import watch as watch
     from attnsel.environment import Device, Environment
     from attnsel.errors import InvalidInput, NoBackendError, UnsupportedArgument
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 # Importing attnsel loads nothing: a name's module is imported when the name is first used.
 _PLANS = {
     "attnsel.decision": ("Selection", "select"),
+    "attnsel.diagnose.models.plan": ("plan",),
     "attnsel.environment": ("Device", "Environment"),
     "attnsel.errors": ("InvalidInput", "NoBackendError", "UnsupportedArgument"),
     "attnsel.params": ("AttentionParams", "TensorSpec", "Tensors"),
@@ -77,6 +79,7 @@ __all__ = [
     "configure",
     "detect_layout",
     "override",
+    "plan",
     "select",
 ]
 

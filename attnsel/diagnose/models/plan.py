@@ -9,6 +9,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import to_json
 from attnsel.decision import Selection, select
 from attnsel.diagnose.models.calls import Call, Layers
+from attnsel.diagnose.models.source import config_of, layers_of
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec
@@ -126,6 +127,41 @@ class ModelPlan(NamedTuple):
             "kv_cache_bytes": self.kv_cache_bytes,
             "fixes": to_json(self.fixes),
         }
+
+
+def plan(
+    model: Any,
+    environment: Environment | None = None,
+    *,
+    batch_size: int = 1,
+    seqlen: int = 4096,
+    encoded: int | None = None,
+    tp_size: int = 1,
+    phases: tuple[Phase, ...] = PHASES,
+    policy: Policy | None = None,
+    **stated: Any,
+) -> ModelPlan:
+    """What runs for each kind of attention of a model.
+
+    ``model``: a model of transformers or its config, a configuration as a dictionary, or a preset's name.
+    ``environment`` None is this machine. ``encoded``: tokens of an encoder, where it has others than
+    ``seqlen``. ``stated``: fields of AttentionParams that a model does not decide, such as ``dtype``.
+
+    Raises InvalidInput for what is no model, for a field of it that is no number where one is needed, and for
+    a ``tp_size`` that does not divide its heads.
+    """
+    env = Environment.detect() if environment is None else environment
+    lengths = Lengths(batch_size, seqlen, encoded)
+    stated.setdefault("dtype", env.half)
+    return planned(
+        layers_of(config_of(model)),
+        env,
+        lengths,
+        stated=stated,
+        phases=phases,
+        tp_size=tp_size,
+        policy=policy,
+    )
 
 
 def planned(

@@ -33,7 +33,7 @@ def recorded_config(config: Mapping[str, Any]) -> Layers | None:
     configuration of it."""
     fields = {name: value for name, value in config.items() if name != "model_type"}
     loud = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # what it says of kernels that are not here stands in the answer
+    transformers.logging.set_verbosity_error()  # of kernels that are not here, which the answer says
     try:
         return recorded(AutoConfig.for_model(str(config.get("model_type")), **fields))
     except Exception:  # whatever the class of a config raises for what it did not expect
@@ -206,14 +206,12 @@ class _Recorder:
             seen = seen._replace(left=window - 1)
         if made == "tensor":
             seen = seen._replace(causal=causal)
-        repeat = getattr(module, "num_key_value_groups", 1) or 1
-        heads = k.shape[1] // repeat if k.shape[1] == q.shape[1] and k.shape[1] % repeat == 0 else k.shape[1]
         scale = rest.get("scaling")
         call = Call(
-            stack=_stack(self.config, self.name, path),
+            stack=_stack(self.config, self.name, path, seen.causal),
             attn=_attn(module, path, q, k),
             q_heads=q.shape[1],
-            kv_heads=heads,
+            kv_heads=self._kv_heads(q, k),
             head_dim_qk=q.shape[-1],
             head_dim_v=v.shape[-1],
             causal=seen.causal,
@@ -231,6 +229,12 @@ class _Recorder:
             numbers = re.findall(r"\.(\d+)\.", f".{path}.")
             layer = int(numbers[0]) if numbers else 0
         self.calls.append((layer, call))
+
+    def _kv_heads(self, q: Tensor, k: Tensor) -> int:
+        """Before a repeat that the model makes itself. MLA makes keys of every head from a latent one."""
+        stated = getattr(self.config, "num_key_value_heads", None)
+        repeated = k.shape[1] == q.shape[1] and getattr(self.config, "kv_lora_rank", None) is None
+        return stated if repeated and isinstance(stated, int) and 0 < stated < k.shape[1] else k.shape[1]
 
 
 class _Listening(TorchFunctionMode):
@@ -266,19 +270,19 @@ def _attn(module: nn.Module, path: str, q: Tensor, k: Tensor) -> Attn:
     return "cross" if named or {q.shape[2], k.shape[2]} == {_LENGTH, _ENCODED} else "self"
 
 
-def _stack(config: PretrainedConfig, name: str, path: str) -> Stack:
+def _stack(config: PretrainedConfig, name: str, path: str, causal: bool = True) -> Stack:
     """By the part of the model that the config is of, then by the path of the module inside it."""
     words = f"{name} {config.model_type}"
     if re.search(r"audio|speech", words):
         return "speech encoder"
-    main = str(getattr(config, "_attnsel_main_input", "")) or _main_input(config)
+    main = _main_input(config)
     if main == "pixel_values" or re.search(r"vision|visual|image", words):
         return "vision"
     if main in ("input_features", "input_values") and re.search(r"(^|\.)encoder\.", path):
         return "speech encoder"
-    if re.search(r"(^|\.)encoder\.", path) and not re.search(r"(^|\.)decoder\.", path):
-        return "encoder"
-    return "decoder" if config.is_encoder_decoder else "text"
+    if config.is_encoder_decoder:
+        return "decoder" if re.search(r"(^|\.)decoder\.", path) else "encoder"
+    return "text" if causal else "encoder"
 
 
 def _main_input(config: PretrainedConfig) -> str:

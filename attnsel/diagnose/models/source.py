@@ -34,11 +34,23 @@ def preset(name: str) -> Mapping[str, Any]:
     return known[key]
 
 
+def config_of(model: Any) -> Mapping[str, Any]:
+    """The configuration of whatever is given as a model. Raises InvalidInput."""
+    if isinstance(model, str):
+        return preset(model)
+    held = getattr(model, "config", model)
+    as_dictionary = getattr(held, "to_dict", None)
+    found = as_dictionary() if callable(as_dictionary) else held
+    if not isinstance(found, Mapping):
+        raise InvalidInput(
+            "model", type(model).__name__, "must be a model, its config, a dictionary or the name of a preset"
+        )
+    return found
+
+
 def layers_of(config: Mapping[str, Any]) -> Layers:
     """By transformers' own code where it is installed and knows the model, by the table otherwise; of a part
     that transformers' code could not be asked about, what the table says. Raises InvalidInput."""
-    if not isinstance(config, Mapping):
-        raise InvalidInput("config", type(config).__name__, "must be a JSON object, as a config.json is")
     by_table = tabled(config)
     if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
         return by_table

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from attnsel.base.rows import read_rows
-from attnsel.diagnose.models.calls import Attn, Call, Layers, Other, Stack, grouped
+from attnsel.diagnose.models.calls import Call, Layers, Other, Stack, grouped
 from attnsel.diagnose.models.other import other_layer_type
 from attnsel.errors import InvalidInput
 
@@ -146,6 +146,8 @@ class _Reader:
     # ---- the model
 
     def read(self) -> tuple[list[tuple[int, Call]], list[Other]]:
+        if "seq2seq" in self.says:
+            return list(self.two_stacks()), []
         calls: list[tuple[int, Call]] = []
         others: dict[Any, list[int]] = {}
         for index, kind in enumerate(self.kinds()):
@@ -153,12 +155,40 @@ class _Reader:
             if mixes_otherwise is not None:
                 others.setdefault(mixes_otherwise, []).append(index)
             if mixes_otherwise is None or kind == "hybrid":
-                calls.append((index, self.call(index, kind)))
+                calls.append((index, self.of_layer(index).call(kind)))
         stack = self.stack()
         found = [
             Other(tuple(at), stack, kind.kind, kind.package, kind.without) for kind, at in others.items()
         ]
         return calls, found
+
+    def two_stacks(self) -> Iterator[tuple[int, Call]]:
+        """An encoder and a decoder, whose layers attend to themselves and to the encoder's."""
+        encoder: Stack = "speech encoder" if "speech" in self.says else "encoder"
+        for stack, layers, heads in (
+            (encoder, ("encoder_layers", "num_layers", "num_hidden_layers"), "encoder_attention_heads"),
+            ("decoder", ("decoder_layers", "num_decoder_layers", "num_layers"), "decoder_attention_heads"),
+        ):
+            count, own = self.count(*layers), self.count(heads, *NAMES["heads"])
+            if count is None or own is None:
+                raise _Missing(f"it has none of {', '.join(layers)}, or no {heads}")
+            width = self.count(*NAMES["head_dim"]) or self.needed("hidden") // own
+            call = Call(
+                stack=cast(Stack, stack),
+                attn="self",
+                q_heads=own,
+                kv_heads=own,
+                head_dim_qk=width,
+                head_dim_v=width,
+                causal=stack == "decoder",
+                scale=self.scale(width),
+                bias="bias" in self.says,
+                mask="tensor" if "bias" in self.says else "implied",
+            )
+            for index in range(count):
+                yield index, call
+                if stack == "decoder":
+                    yield index, call._replace(attn="cross", causal=False)
 
     def stack(self) -> Stack:
         if self.family.stack is not None:
@@ -183,42 +213,47 @@ class _Reader:
         name, _, rest = pattern.partition(":")
         return _PATTERNS[name](self, count, rest)
 
-    def call(self, index: int, kind: str) -> Call:
+    def of_layer(self, index: int) -> _Reader:
+        """With the fields that ``per_layer_config`` has for one layer: {"05": {"head_dim": 512}}."""
+        apart = self.value("per_layer_config")
+        own = (apart.get(f"{index:02}") or apart.get(str(index))) if isinstance(apart, Mapping) else None
+        if not isinstance(own, Mapping):
+            return self
+        return _Reader({**self.config, **own}, self.family, self.part)
+
+    def call(self, kind: str) -> Call:
         heads = self.needed("heads")
         width, value_width = self.head_dims(heads, kind)
-        window = self.window(index, kind)
-        causal = "bidirectional" not in self.says and not self.value("use_bidirectional_attention")
-        if self.value("is_decoder") is False and "encoder" in self.says:
-            causal = False
+        window = self.window(kind)
+        stack = self.stack()
+        causal = stack == "text" and not self.value("use_bidirectional_attention")
         chunk = self.count("attention_chunk_size") if kind == "chunked_attention" else None
         return Call(
-            stack=self.stack(),
-            attn=self.attn(),
+            stack=stack if causal or stack != "text" else "encoder",
+            attn="self",
             q_heads=heads,
             kv_heads=self.kv_heads(heads, kind),
             head_dim_qk=width,
             head_dim_v=value_width,
             causal=causal,
             scale=self.scale(width),
-            window_left=window if causal else None if window is None else window,
+            window_left=window,
             window_right=None if causal else window,
             chunk=chunk,
-            softcap=self.number(*NAMES["softcap"]) or 0.0,
+            softcap=self.softcap(),
             sinks="sinks" in self.says,
             bias="bias" in self.says,
             mask="tensor" if chunk or "bias" in self.says else "implied",
         )
-
-    def attn(self) -> Attn:
-        return "self"
 
     def head_dims(self, heads: int, kind: str) -> tuple[int, int]:
         """Of queries and keys, and of values; MLA's queries have a rotary part beside the other."""
         plain, rotary = self.number("qk_nope_head_dim"), self.number("qk_rope_head_dim")
         if plain is not None and rotary is not None:
             return int(plain + rotary), self.count("v_head_dim") or int(plain + rotary)
-        wide = self.count("global_head_dim") if kind == "full_attention" else None
-        width = wide or self.count(*NAMES["head_dim"])
+        width = self.count(*NAMES["head_dim"])
+        if kind == "full_attention" and self.value("per_layer_config") is None:
+            width = self.count("global_head_dim") or int(self.says.get("global_head_dim", 0)) or width
         if width is None:
             width = self.needed("hidden") // heads
         return width, width
@@ -232,7 +267,7 @@ class _Reader:
             return 1
         return self.count(*NAMES["kv_heads"]) or heads
 
-    def window(self, index: int, kind: str) -> int | None:
+    def window(self, kind: str) -> int | None:
         """Keys beside a token's own that it sees on one side; None no bound."""
         if kind not in ("sliding_attention", "hybrid_sliding"):
             return None
@@ -241,6 +276,11 @@ class _Reader:
         if size is None:
             return None
         return size // 2 if sides else size - 1
+
+    def softcap(self) -> float:
+        """A field that some families keep from one they were made from and do not read."""
+        read = "softcap" in self.says or self.model_type not in _families()
+        return float(self.number(*NAMES["softcap"]) or 0.0) if read else 0.0
 
     def scale(self, width: int) -> float:
         said = self.says.get("scale")
@@ -263,6 +303,11 @@ def _full_every(reader: _Reader, count: int, rest: str) -> list[str]:
     return ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(count)]
 
 
+def _full_every_and_last(reader: _Reader, count: int, rest: str) -> list[str]:
+    """``FIELD:DEFAULT``: the same, and the last layer of all too."""
+    return [*_full_every(reader, count, rest)[:-1], "full_attention"]
+
+
 def _full_first_of(reader: _Reader, count: int, rest: str) -> list[str]:
     """``FIELD:DEFAULT``: the same, the first of each n."""
     field, _, usual = rest.partition(":")
@@ -280,6 +325,16 @@ def _windows_from(reader: _Reader, count: int, rest: str) -> list[str]:
     first = reader.number("max_window_layers") or 0
     used = bool(reader.value("use_sliding_window")) and reader.value("sliding_window") is not None
     return ["sliding_attention" if used and index >= first else "full_attention" for index in range(count)]
+
+
+def _windows_below(reader: _Reader, count: int, rest: str) -> list[str]:
+    """Qwen2-MoE: windows in every other layer below max_window_layers."""
+    most = reader.number("max_window_layers") or 0
+    used = bool(reader.value("use_sliding_window")) and reader.value("sliding_window") is not None
+    return [
+        "sliding_attention" if used and index < most and not index % 2 else "full_attention"
+        for index in range(count)
+    ]
 
 
 def _linear_but_every(reader: _Reader, count: int, rest: str) -> list[str]:
@@ -303,9 +358,11 @@ def _chunks_but_every(reader: _Reader, count: int, rest: str) -> list[str]:
 
 _PATTERNS: dict[str, Callable[[_Reader, int, str], list[str]]] = {
     "full_every": _full_every,
+    "full_every_and_last": _full_every_and_last,
     "full_first_of": _full_first_of,
     "alternating": _alternating,
     "windows_from": _windows_from,
+    "windows_below": _windows_below,
     "linear_but_every": _linear_but_every,
     "attention_at": _attention_at,
     "chunks_but_every": _chunks_but_every,

@@ -1,0 +1,91 @@
+"""Whole models: the table of families beside what transformers' own code hands on, and the answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from attnsel import Environment, InvalidInput, plan
+from attnsel.cli import main
+from attnsel.diagnose.models import source, table
+from attnsel.diagnose.models.plan import PHASES
+from tables import each
+
+NAMED = (
+    *("llama", "mistral", "mixtral", "qwen3", "qwen3_next", "gemma2", "gemma3_text", "gemma4_text"),
+    *("deepseek_v3", "gpt_oss", "olmo3", "modernbert", "t5", "whisper"),
+)
+
+
+@each("model_type", NAMED)
+def test_the_table_says_what_transformers_hands_to_attention(model_type) -> None:
+    from model_families import asked, forms, told
+
+    questions = asked(model_type)
+    assert questions
+    for config, wanted in questions:
+        for form in forms(config):
+            assert told(table.tabled(form)) == wanted
+
+
+@each("name", source.presets())
+def test_a_preset_is_planned_alike_with_and_without_transformers(name) -> None:
+    from model_families import told
+
+    config = source.preset(name)
+    assert told(table.tabled(config)) == told(source.layers_of(config))
+
+
+def test_layers_that_are_no_softmax_attention_are_named_and_not_planned(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(source.importlib.util, "find_spec", lambda name: None)
+    found = plan("qwen3-next-80b-a3b", Environment.describe("H100"))
+    assert {cell.phase for cell in found.cells} == set(PHASES)
+    assert [len(call.layers) for call in found.layers.calls] == [12]
+    assert [(len(other.layers), other.kind) for other in found.layers.other] == [(36, "GatedDeltaNet")]
+
+
+BAD = (
+    ("{", "is no JSON"),
+    ("[]", "must hold a JSON object"),
+    ('{"model_type": "llama", "num_attention_heads": -1}', "num_attention_heads"),
+    ('{"model_type": "llama", "num_attention_heads": 0}', "num_attention_heads"),
+    ('{"model_type": "llama", "num_hidden_layers": "many"}', "num_hidden_layers"),
+    ('{"model_type": "llama", "head_dim": true}', "head_dim"),
+    ('{"layer_types": [1], "num_attention_heads": 8, "hidden_size": 64}', "layer_types"),
+    ("[" * 100_000, "nested too deeply"),
+    (" " * (17 << 20), "longer than"),
+)
+
+
+@each(("text", "said"), BAD)
+def test_a_bad_config_is_one_clear_error(text, said, tmp_path, capsys) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    assert main(["explain", "--model", str(path), "--gpu", "H100"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_the_answer_as_json(capsys) -> None:
+    assert main(["explain", "--model", "gpt-oss-20b", "--gpu", "T4", "--tp-size", "8", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["schema"] == "attnsel.model/1"
+    windows = {(call["phase"], call["window"]): call for call in said["calls"]}
+    assert windows["decode", 128]["params"]["num_gqa_groups"] == 1
+    assert windows["prefill", 128]["sinks"]
+    assert windows["prefill", None]["kv_heads"] == 8
+
+
+@each("flags", (["--head-dim", "64"], ["--model", "llama-9"], ["--tp-size", "7"], ["--tp-size", "0"]))
+def test_what_a_model_decides_is_not_asked(flags, capsys) -> None:
+    assert main(["explain", "--model", "llama-3-8b", "--gpu", "H100", *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"attnsel: {flags[0]} {flags[1]}: ")
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="must be a model"):
+        plan(3, Environment.describe("H100"))

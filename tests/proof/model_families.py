@@ -1,0 +1,217 @@
+"""Holds the table of model families against transformers' own code, and writes its rows.
+
+    python tests/proof/model_families.py            # every row against the recorder; 1 for a contradiction
+    python tests/proof/model_families.py --write    # fits what no field says, and writes the rows that hold
+
+For each model type that transformers can build on the meta device three configurations are asked: another
+number of layers and of heads, windows in another place, and the class's own defaults. A type is a row where
+the table says the same of all of them, in each form that a config.json has: whole, as it is saved (what differs
+from the class), and as hubs carry it (without what is derived).
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from datetime import date
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from attnsel.base.rows import read_rows
+from attnsel.diagnose.models import table
+from attnsel.diagnose.models.calls import Layers
+from attnsel.diagnose.models.recorded import recorded
+from paths import ROOT
+
+FILE = ROOT / "attnsel" / "diagnose" / "models" / "data" / "families.csv"
+KEPT = (
+    *(name for names in table.NAMES.values() for name in names),
+    *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "global_head_dim", "num_global_key_value_heads"),
+    *("attention_k_eq_v", "max_window_layers", "use_sliding_window", "sliding_window_pattern", "multi_query"),
+    *("full_attention_interval", "attn_layer_period", "attn_layer_offset", "no_rope_layer_interval"),
+    *("attention_chunk_size", "query_pre_attn_scalar", "attention_multiplier", "new_decoder_architecture"),
+    *(
+        "use_bidirectional_attention",
+        "encoder_layers",
+        "decoder_layers",
+        "num_decoder_layers",
+        "local_attention",
+    ),
+    *("encoder_attention_heads", "decoder_attention_heads", "global_attn_every_n_layers", "attention_scale"),
+)
+CHANGES: tuple[dict[str, Any], ...] = (
+    {
+        "num_hidden_layers": 7,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "hidden_size": 768,
+        "head_dim": 96,
+    },
+    {
+        **{"num_hidden_layers": 9, "sliding_window": 100, "use_sliding_window": True, "max_window_layers": 3},
+        **{"sliding_window_pattern": 3, "layer_types": None, "attention_multiplier": 0.02},
+        **{"query_pre_attn_scalar": 144, "attn_logit_softcapping": 30.0, "attention_chunk_size": 64},
+    },
+)
+DERIVED = ("layer_types", "rope_parameters", "per_layer_config")
+FITS = {
+    "stack": ("text", "vision", "encoder", "speech encoder"),
+    "window": (
+        *("", "windowed", "pattern=windows_from", "pattern=windows_below", "pattern=alternating"),
+        *(f"pattern=full_every:sliding_window_pattern:{n}" for n in (4, 5, 6)),
+        *(f"pattern=full_every:none:{n}" for n in (4, 5, 6)),
+        *(f"pattern=full_every_and_last:none:{n}" for n in (5, 6)),
+        "pattern=linear_but_every:full_attention_interval:4",
+        "pattern=attention_at",
+        "pattern=chunks_but_every",
+        "pattern=full_first_of:global_attn_every_n_layers:3 sides=local_attention",
+    ),
+    "scale": ("", "scale=1", "scale=query_pre_attn_scalar^-0.5", "scale=attention_multiplier"),
+    "more": (
+        "",
+        "sinks",
+        "bias",
+        "seq2seq",
+        "seq2seq bias",
+        "seq2seq speech",
+        "softcap",
+        "global_head_dim=512",
+    ),
+}
+
+
+def configs(model_type: str) -> Iterator[PretrainedConfig]:
+    plain = AutoConfig.for_model(model_type)
+    has = plain.to_dict()
+    for changes in CHANGES:
+        given = {name: value for name, value in changes.items() if name in has or name == "layer_types"}
+        given = {name: value for name, value in given.items() if name != "layer_types" or name in has}
+        try:
+            yield AutoConfig.for_model(model_type, **given)
+        except Exception:
+            continue
+    if (plain.to_dict().get("num_hidden_layers") or 0) <= 40:
+        yield plain
+
+
+def forms(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+    whole, saved = config.to_dict(), config.to_diff_dict()
+    saved.setdefault("model_type", config.model_type)
+    yield whole
+    yield saved
+    yield {name: value for name, value in saved.items() if name not in DERIVED}
+
+
+def told(layers: Layers) -> set[tuple[Any, ...]]:
+    return {
+        (*call[:7], round(call.scale, 6), *call[8:13], call.bias, call.layers)
+        for call in (each._replace(mask="none", calls_per_layer=1) for each in layers.calls)
+    }
+
+
+def defaults_of(model_type: str) -> dict[str, Any]:
+    plain = AutoConfig.for_model(model_type).to_dict()
+    return {name: plain[name] for name in KEPT if plain.get(name) not in (None, [], {})}
+
+
+def parts_of(model_type: str) -> dict[str, str]:
+    config = AutoConfig.for_model(model_type)
+    inner = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", {})}
+    return {name: part.model_type for name, part in inner.items() if isinstance(part, PretrainedConfig)}
+
+
+def asked(model_type: str) -> list[tuple[PretrainedConfig, set[tuple[Any, ...]]]]:
+    """Configurations, and what transformers' code does with each."""
+    found = []
+    for config in configs(model_type):
+        layers = recorded(config)
+        if layers.calls and not layers.unread:
+            found.append((config, told(layers)))
+    return found
+
+
+def holds(questions: list[tuple[PretrainedConfig, set[tuple[Any, ...]]]]) -> bool:
+    return all(told(table.tabled(form)) == wanted for config, wanted in questions for form in forms(config))
+
+
+def fitted(model_type: str) -> table.Family | None:
+    """What has to be said of a family beside its fields, the simplest first; None where nothing fits."""
+    questions = asked(model_type)
+    if not questions:
+        return None
+    defaults = defaults_of(model_type)
+    ways = sorted(itertools.product(*FITS.values()), key=lambda way: sum(map(bool, way[1:])))
+    for stack, window, scale, more in ways:
+        says = dict(word.partition("=")[::2] for word in f"{window} {scale} {more}".split())
+        family = table.Family(stack, {}, defaults, says)  # type: ignore[arg-type]
+        table._families()[model_type] = family
+        try:
+            if holds(questions):
+                return family
+        except Exception:
+            continue
+    del table._families()[model_type]
+    return None
+
+
+def main() -> int:
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    if sys.argv[1:2] == ["--write"]:
+        return write(sys.argv[2:] or list(MODEL_MAPPING_NAMES))
+    wrong = 0
+    for model_type in table._families():
+        questions = asked(model_type)
+        if not holds(questions):
+            wrong += 1
+            print(f"{model_type}: the table says otherwise")
+    print(f"{len(table._families())} families, {wrong} contradictions")
+    return 1 if wrong else 0
+
+
+def write(types: list[str]) -> int:
+    kept = {row["model_type"]: row for row in read_rows("attnsel.diagnose.models", "families")}
+    for model_type in types:
+        try:
+            parts = parts_of(model_type)
+            family = table.Family(None, {}, {}, {}) if parts else fitted(model_type)
+        except Exception as error:
+            print(f"{model_type}: {type(error).__name__}: {str(error)[:80]}", flush=True)
+            continue
+        if family is None:
+            print(f"{model_type}: nothing fits", flush=True)
+            kept.pop(model_type, None)
+            continue
+        says = " ".join(f"{name}={value}" if value else name for name, value in family.says.items())
+        kept[model_type] = {
+            "model_type": model_type,
+            "stack": family.stack or "",
+            "parts": json.dumps(parts) if parts else "",
+            "defaults": json.dumps(dict(family.defaults)) if family.defaults else "",
+            "says": says,
+            "source": f"transformers {transformers.__version__}",
+            "read": date.today().isoformat(),
+        }
+        print(f"{model_type}: {family.stack} {says}", flush=True)
+        _save(kept)
+    return 0
+
+
+def _save(rows: dict[str, dict[str, str]]) -> None:
+    head = [line for line in FILE.read_text().splitlines() if line.startswith("#")]
+    with FILE.open("w", newline="") as file:
+        file.writelines(f"{line}\n" for line in head)
+        writer = csv.DictWriter(file, next(iter(rows.values())), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[name] for name in sorted(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
