@@ -131,7 +131,8 @@ def explain(
     if model is not None:
         from attnsel.cli.explain_model import explain_model  # for --model alone
 
-        return explain_model(model, question, tp_size or 1, form)
+        ranks = 1 if tp_size is None else tp_size
+        return explain_model(model, question, ranks, asked_of(as_, switch), form)
     if tp_size is not None:
         raise InvalidInput("--tp-size", tp_size, "says nothing without --model")
     for name in ("sources",) if sources and (short or form.json) else ():

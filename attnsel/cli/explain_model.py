@@ -9,7 +9,7 @@ from typing import Any
 from attnsel.base.records import stamped
 from attnsel.cli.form import Form
 from attnsel.cli.output import FOUND, NO_BACKEND
-from attnsel.cli.question import Question, read_object
+from attnsel.cli.question import Chooser, Question, read_object
 from attnsel.diagnose.models.document import model_document
 from attnsel.diagnose.models.plan import Lengths, planned
 from attnsel.diagnose.models.source import layers_of, preset
@@ -21,7 +21,7 @@ _STATED = ("dtype", "deterministic", "cp_size", "cp_comm_type", "cuda_graph")
 _LENGTHS = ("batch_size", "max_seqlen_q", "max_seqlen_kv")
 
 
-def explain_model(model: str, question: Question, tp_size: int, form: Form) -> int:
+def explain_model(model: str, question: Question, tp_size: int, chooser: Chooser, form: Form) -> int:
     """Raises InvalidInput, also for a flag whose value comes from the model."""
     for field in question.params:
         if field not in (*_STATED, *_LENGTHS):
@@ -38,8 +38,14 @@ def explain_model(model: str, question: Question, tp_size: int, form: Form) -> i
         encoded if isinstance(encoded, int) and encoded != asked.max_seqlen_q else None,
     )
     stated = {name: getattr(asked, name) for name in _STATED if name in question.params or name == "dtype"}
-    layers = layers_of(read_model(model))
-    plan = planned(layers, env, lengths, stated=stated, tp_size=tp_size, policy=question.policy)
+    plan = planned(
+        layers_of(read_model(model)),
+        env,
+        lengths,
+        lambda params, where: chooser.select(params, where, question.policy),
+        stated=stated,
+        tp_size=tp_size,
+    )
     form.print(lambda: model_document(plan), lambda: stamped("model", plan.as_dict()))
     runs = [cell.selection.backend is not None for cell in plan.cells]
     return FOUND if all(runs) else NO_BACKEND

@@ -101,6 +101,11 @@ LINES = {
             "pytorch-pytorch-140930.txt",
         )
     ],
+    "model": [
+        "explain --model gpt-oss-20b --gpu T4 --tp-size 8",
+        "explain --model qwen3-next-80b-a3b --gpu H100 --cudnn 9.99.0",
+        "explain --model deepseek-v3 --gpu B200 --seqlen 8k",
+    ],
     "plan": [
         "explain --gpu H100 --cp-size 4",
         "explain --gpu H100 --cp-size 16 --inference --max-seqlen-q 1000 --num-gqa-groups 2",

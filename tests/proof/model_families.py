@@ -5,8 +5,8 @@
 
 For each model type that transformers can build on the meta device three configurations are asked: another
 number of layers and of heads, windows in another place, and the class's own defaults. A type is a row where
-the table says the same of all of them, in each form that a config.json has: whole, as it is saved (what differs
-from the class), and as hubs carry it (without what is derived).
+the table says the same of all of them, in each form that a config.json has: whole, as it is saved (what
+differs from the class), and as hubs carry it (without what is derived).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEPT = (
         "encoder_layers",
         "decoder_layers",
         "num_decoder_layers",
-        "local_attention",
+        *("local_attention", "attn_layer_indices", "layers_block_type", "hybrid_override_pattern"),
     ),
     *("encoder_attention_heads", "decoder_attention_heads", "global_attn_every_n_layers", "attention_scale"),
 )
@@ -52,7 +52,8 @@ CHANGES: tuple[dict[str, Any], ...] = (
         "num_attention_heads": 12,
         "num_key_value_heads": 4,
         "hidden_size": 768,
-        "head_dim": 96,
+        **{"head_dim": 96, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+        "attn_layer_indices": [1, 4],
     },
     {
         **{"num_hidden_layers": 9, "sliding_window": 100, "use_sliding_window": True, "max_window_layers": 3},
@@ -70,6 +71,8 @@ FITS = {
         *(f"pattern=full_every_and_last:none:{n}" for n in (5, 6)),
         "pattern=linear_but_every:full_attention_interval:4",
         "pattern=attention_at",
+        *("pattern=attention_in:attn_layer_indices", "pattern=letters:hybrid_override_pattern"),
+        "pattern=windows_every:no_rope_layer_interval:4",
         "pattern=chunks_but_every",
         "pattern=full_first_of:global_attn_every_n_layers:3 sides=local_attention",
     ),

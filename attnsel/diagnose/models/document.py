@@ -100,6 +100,11 @@ def _outcome(cell: Cell) -> Inline:
         own = [f"{size(amount)} of {what}" for what, amount in memory_parts(chosen.name, *question)]
         bugs = known_bug_words((bug.code, bug.rule.title) for bug in cell.selection.known_bugs)
         parts = [(Code(chosen.name), *(f" · {note}" for note in (*["slow"] * cell.slow, *own)), bugs)]
+    dispatched = cell.selection.dispatched
+    if dispatched is not None:
+        theirs = "nothing" if dispatched.chosen is None else dispatched.chosen.name
+        parts.insert(0, (f"{dispatched.dispatcher} takes ", Code(theirs)))
+        parts[1] = ("attnsel ", parts[1])
     if blocked is not None:
         parts.append((Code(blocked[0]), " would be first but for ", Ref(blocked[1])))
     return joined(parts, "; ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
@@ -15,6 +15,7 @@ from attnsel.errors import InvalidInput
 from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec
 from attnsel.policy import Policy
 from attnsel.report.answer import better_way
+from attnsel.verdicts.dispatch import Dispatch
 
 Phase = Literal["training", "prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("training", "prefill", "decode")
@@ -58,8 +59,11 @@ class Cell(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         chosen, blocked = self.selection.chosen, self.blocked
+        dispatched = self.selection.dispatched
+        theirs = {} if dispatched is None else {"dispatched": _taken(dispatched)}
         return {
             **to_json(self.call),
+            **theirs,
             "phase": self.phase,
             "backend": self.kernel,
             "verdict": None if chosen is None else chosen.verdict,
@@ -67,6 +71,11 @@ class Cell(NamedTuple):
             "known_bugs": [reason.code for reason in self.selection.known_bugs],
             "params": to_json(self.selection.params),
         }
+
+
+def _taken(dispatched: Dispatch) -> dict[str, Any]:
+    chosen = None if dispatched.chosen is None else dispatched.chosen.name
+    return {"dispatcher": dispatched.dispatcher, "release": dispatched.release, "chosen": chosen}
 
 
 class Fix(NamedTuple):
@@ -153,14 +162,15 @@ def plan(
     env = Environment.detect() if environment is None else environment
     lengths = Lengths(batch_size, seqlen, encoded)
     stated.setdefault("dtype", env.half)
+    layers, own = layers_of(config_of(model)), policy or Policy()
     return planned(
-        layers_of(config_of(model)),
+        layers,
         env,
         lengths,
+        lambda params, where: select(params, where, policy=own),
         stated=stated,
         phases=phases,
         tp_size=tp_size,
-        policy=policy,
     )
 
 
@@ -168,13 +178,13 @@ def planned(
     layers: Layers,
     environment: Environment,
     lengths: Lengths,
+    ask: Callable[[AttentionParams, Environment], Selection],
     *,
-    stated: Mapping[str, Any] | None = None,
+    stated: Mapping[str, Any],
     phases: tuple[Phase, ...] = PHASES,
     tp_size: int = 1,
-    policy: Policy | None = None,
 ) -> ModelPlan:
-    """``stated``: fields of AttentionParams that hold for every call, such as dtype and cp_size.
+    """``ask``: the engine. ``stated``: fields of AttentionParams that hold for every call.
 
     Raises InvalidInput for heads that ``tp_size`` does not divide.
     """
@@ -183,13 +193,13 @@ def planned(
         for phase in phases:
             if phase == "decode" and call.stack not in ("text", "decoder"):
                 continue
-            params = params_of(call, phase, lengths, tp_size, stated or {})
-            cells.append(Cell(call, phase, select(params, environment, policy=policy or Policy())))
+            params = params_of(call, phase, lengths, tp_size, stated)
+            cells.append(Cell(call, phase, ask(params, environment)))
     return ModelPlan(layers, environment, lengths, tuple(cells), tp_size)
 
 
 def params_of(
-    call: Call, phase: Phase, lengths: Lengths, tp_size: int = 1, stated: Mapping[str, Any] | None = None
+    call: Call, phase: Phase, lengths: Lengths, tp_size: int, stated: Mapping[str, Any]
 ) -> AttentionParams:
     """The question that one call asks. Keys and values of fewer heads than ranks are on several of them."""
     if call.q_heads % tp_size:
@@ -211,7 +221,7 @@ def params_of(
         "softmax_type": "learnable" if call.sinks else "vanilla",
         "is_training": phase == "training",
         **_window(call),
-        **(stated or {}),
+        **stated,
     }
     if call.bias:
         asked |= {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_shape": "1hss"}

@@ -232,7 +232,7 @@ class _Recorder:
 
     def _kv_heads(self, q: Tensor, k: Tensor) -> int:
         """Before a repeat that the model makes itself. MLA makes keys of every head from a latent one."""
-        stated = getattr(self.config, "num_key_value_heads", None)
+        stated = getattr(self.config, "num_key_value_heads", getattr(self.config, "num_kv_heads", None))
         repeated = k.shape[1] == q.shape[1] and getattr(self.config, "kv_lora_rank", None) is None
         return stated if repeated and isinstance(stated, int) and 0 < stated < k.shape[1] else k.shape[1]
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from attnsel.base.rows import read_rows
 from attnsel.diagnose.models.calls import Call, Layers, Other, Stack, grouped
@@ -31,6 +31,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "softcap": ("attn_logit_softcapping", "attn_logit_softcap"),
 }
 """What fields are called, the commonest name first."""
+
+
+_NO_MIXING = frozenset({"moe", "mlp", "dense", "sparse"})
+"""Layers that tokens pass one by one, as Nemotron-H lists them."""
 
 
 class Family(NamedTuple):
@@ -84,7 +88,7 @@ def _parts(config: Config) -> list[tuple[str, Config]]:
         name for name, value in config.items() if name.endswith("_config") and isinstance(value, Mapping)
     }
     named = {name for name in named if _looks_like_a_model(config[name])} | set(family.parts)
-    found = []
+    found: list[tuple[str, Config]] = []
     for name in sorted(named):
         part = dict(config.get(name) or {})
         part.setdefault("model_type", family.parts.get(name, ""))
@@ -151,6 +155,8 @@ class _Reader:
         calls: list[tuple[int, Call]] = []
         others: dict[Any, list[int]] = {}
         for index, kind in enumerate(self.kinds()):
+            if kind in _NO_MIXING:
+                continue
             mixes_otherwise = other_layer_type(kind, self.model_type)
             if mixes_otherwise is not None:
                 others.setdefault(mixes_otherwise, []).append(index)
@@ -174,7 +180,7 @@ class _Reader:
                 raise _Missing(f"it has none of {', '.join(layers)}, or no {heads}")
             width = self.count(*NAMES["head_dim"]) or self.needed("hidden") // own
             call = Call(
-                stack=cast(Stack, stack),
+                stack=stack,
                 attn="self",
                 q_heads=own,
                 kv_heads=own,
@@ -199,13 +205,13 @@ class _Reader:
 
     def kinds(self) -> list[str]:
         """What each layer is, in the words of ``layer_types``."""
-        stated = self.value("layer_types")
+        stated = self.value("layer_types") or self.value("layers_block_type")
         count = self.needed("layers") if stated is None else len(stated)
         if stated is not None:
             if not isinstance(stated, (list, tuple)) or not all(isinstance(kind, str) for kind in stated):
                 raise InvalidInput("layer_types", stated, "must be a list of words")
             renamed = {"attention": "full_attention", "mamba": "linear_attention"}
-            return [renamed.get(kind, kind) for kind in stated]
+            return [renamed.get(str(kind), str(kind)) for kind in stated]
         pattern = self.says.get("pattern", "")
         if not pattern:
             plain = "sliding_attention" if "windowed" in self.says else "full_attention"
@@ -282,10 +288,22 @@ class _Reader:
         read = "softcap" in self.says or self.model_type not in _families()
         return float(self.number(*NAMES["softcap"]) or 0.0) if read else 0.0
 
+    def mscale(self) -> float:
+        """What yarn adds to the scale of MLA's scores (transformers 5.23.0, DeepseekV3Attention.__init__)."""
+        rope = self.value("rope_scaling") or self.value("rope_parameters")
+        if not isinstance(rope, Mapping) or self.number("qk_nope_head_dim") is None:
+            return 1.0
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        factor, all_dims = rope.get("factor"), rope.get("mscale_all_dim")
+        numbers = all(isinstance(each, (int, float)) for each in (factor, all_dims))
+        if kind == "default" or not numbers or not all_dims or factor <= 1:
+            return 1.0
+        return 0.1 * all_dims * math.log(factor) + 1.0
+
     def scale(self, width: int) -> float:
         said = self.says.get("scale")
         if said is None:
-            return float(width**-0.5)
+            return float(width**-0.5) * self.mscale() ** 2
         field, _, power = said.partition("^")
         value = self.number(field) if not field.replace(".", "").isdigit() else float(field)
         if value is None:
@@ -344,6 +362,32 @@ def _linear_but_every(reader: _Reader, count: int, rest: str) -> list[str]:
     return ["linear_attention" if (index + 1) % every else "full_attention" for index in range(count)]
 
 
+def _windows_every(reader: _Reader, count: int, rest: str) -> list[str]:
+    """``FIELD:DEFAULT``: windows in the last of each n layers, where use_sliding_window says so."""
+    field, _, usual = rest.partition(":")
+    every = reader.count(field) or int(usual)
+    used = bool(reader.value("use_sliding_window")) and reader.value("sliding_window") is not None
+    return [
+        "sliding_attention" if used and not (index + 1) % every else "full_attention"
+        for index in range(count)
+    ]
+
+
+def _attention_in(reader: _Reader, count: int, rest: str) -> list[str]:
+    """``FIELD``: a list of the layers with attention; the others are linear."""
+    stated = reader.value(rest) or ()
+    return ["full_attention" if index in stated else "linear_attention" for index in range(count)]
+
+
+def _letters(reader: _Reader, count: int, rest: str) -> list[str]:
+    """``FIELD``: Nemotron-H's layers as letters: M is Mamba-2, * attention, - and E are none."""
+    kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+    stated = str(reader.value(rest) or "")
+    if not stated or not set(stated) <= set(kinds):
+        raise InvalidInput(rest, stated, f"must be letters of {''.join(kinds)}")
+    return [kinds[letter] for letter in stated]
+
+
 def _attention_at(reader: _Reader, count: int, rest: str) -> list[str]:
     """Jamba: attention in each attn_layer_period-th layer, from attn_layer_offset on."""
     period, offset = reader.count("attn_layer_period") or 8, int(reader.number("attn_layer_offset") or 0)
@@ -364,6 +408,9 @@ _PATTERNS: dict[str, Callable[[_Reader, int, str], list[str]]] = {
     "windows_from": _windows_from,
     "windows_below": _windows_below,
     "linear_but_every": _linear_but_every,
+    "windows_every": _windows_every,
+    "attention_in": _attention_in,
+    "letters": _letters,
     "attention_at": _attention_at,
     "chunks_but_every": _chunks_but_every,
 }
