@@ -28,8 +28,6 @@ def explain_model(model: str, question: Question, tp_size: int, chooser: Chooser
             raise InvalidInput(
                 f"--{field.replace('_', '-')}", question.params[field], "comes from the --model"
             )
-    if tp_size < 1:
-        raise InvalidInput("--tp-size", tp_size, "must be at least 1")
     asked, env = question.put(question.ask(), question.where())
     encoded = question.params.get("max_seqlen_kv")
     lengths = Lengths(
@@ -38,8 +36,12 @@ def explain_model(model: str, question: Question, tp_size: int, chooser: Chooser
         encoded if isinstance(encoded, int) and encoded != asked.max_seqlen_q else None,
     )
     stated = {name: getattr(asked, name) for name in _STATED if name in question.params or name == "dtype"}
+    layers = layers_of(read_model(model))
+    if any(tp_size < 1 or call.q_heads % tp_size for call in layers.calls):
+        heads = ", ".join(sorted({str(call.q_heads) for call in layers.calls}))
+        raise InvalidInput("--tp-size", tp_size, f"must be a divisor of the query heads: {heads}")
     plan = planned(
-        layers_of(read_model(model)),
+        layers,
         env,
         lengths,
         lambda params, where: chooser.select(params, where, question.policy),

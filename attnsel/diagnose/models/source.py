@@ -52,7 +52,7 @@ def layers_of(config: Mapping[str, Any]) -> Layers:
     """By transformers' own code where it is installed and knows the model, by the table otherwise; of a part
     that transformers' code could not be asked about, what the table says. Raises InvalidInput."""
     by_table = tabled(config)
-    if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+    if not _asks_transformers():
         return by_table
     from attnsel.diagnose.models.recorded import recorded_config  # which imports torch and transformers
 
@@ -67,3 +67,7 @@ def layers_of(config: Mapping[str, Any]) -> Layers:
         f"{text}; the table of families was read for it" if rest else text for text in recorded.unread
     )
     return recorded._replace(calls=(*recorded.calls, *rest), unread=unread)
+
+
+def _asks_transformers() -> bool:
+    return all(map(importlib.util.find_spec, ("torch", "transformers")))
