@@ -72,7 +72,7 @@ def test_the_answer_as_json(capsys) -> None:
     assert windows["prefill", None]["kv_heads"] == 8
 
 
-REFUSED = ("llama-3-8b --head-dim 64", "llama-9", "llama-3-8b --tp-size 7", "llama-3-8b --tp-size 0")
+REFUSED = ("llama-3-8b --head-dim-qk 64", "llama-9", "llama-3-8b --tp-size 7", "llama-3-8b --tp-size 0")
 
 
 @each("flags", REFUSED)
