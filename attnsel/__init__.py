@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from attnsel.params import AttentionParams, Tensors, TensorSpec
     from attnsel.params.layout import Layout, detect_layout
     from attnsel.policy import Policy
+    from attnsel.recommendation import recommend as recommend
     from attnsel.runtime.call import assume_all_visible as assume_all_visible
     from attnsel.runtime.call import trivial_mask as trivial_mask
     from attnsel.runtime.dispatch import cache_info as cache_info
@@ -45,6 +46,7 @@ _PLANS = {
     "attnsel.params": ("AttentionParams", "TensorSpec", "Tensors"),
     "attnsel.params.layout": ("Layout", "detect_layout"),
     "attnsel.policy": ("Policy",),
+    "attnsel.recommendation": ("recommend",),
     "attnsel.settings": ("Settings", "configure", "override"),
     "attnsel.verdicts.reasons": ("Candidate", "Evidence"),
 }
@@ -80,6 +82,7 @@ __all__ = [
     "detect_layout",
     "override",
     "plan",
+    "recommend",
     "select",
 ]
 

@@ -153,7 +153,7 @@ def fitted(model_type: str) -> table.Family | None:
     ways = sorted(itertools.product(*FITS.values()), key=lambda way: sum(map(bool, way[1:])))
     for stack, window, scale, more in ways:
         says = dict(word.partition("=")[::2] for word in f"{window} {scale} {more}".split())
-        family = table.Family(stack, {}, defaults, says)  # type: ignore[arg-type]
+        family = table.Family(stack, {}, defaults, says)
         table._families()[model_type] = family
         try:
             if holds(questions):

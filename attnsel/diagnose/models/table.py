@@ -295,10 +295,9 @@ class _Reader:
             return 1.0
         kind = rope.get("rope_type", rope.get("type", "default"))
         factor, all_dims = rope.get("factor"), rope.get("mscale_all_dim")
-        numbers = all(isinstance(each, (int, float)) for each in (factor, all_dims))
-        if kind == "default" or not numbers or not all_dims or factor <= 1:
+        if kind == "default" or not isinstance(factor, (int, float)) or factor <= 1:
             return 1.0
-        return 0.1 * all_dims * math.log(factor) + 1.0
+        return 0.1 * all_dims * math.log(factor) + 1.0 if isinstance(all_dims, (int, float)) else 1.0
 
     def scale(self, width: int) -> float:
         said = self.says.get("scale")
