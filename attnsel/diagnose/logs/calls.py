@@ -114,7 +114,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._streams: dict[str, _Stream] = {}
-        self._counts: dict[str, tuple[_Key, list[int], list[str], list[int]]] = {}
+        self._counts: dict[str, LoggedCall] = {}
         self._machine: dict[str, Finding] = {}
         self._left_out = 0
 
@@ -147,11 +147,7 @@ class Calls:
                 self._count(tuple(findings), Entry(0, name, ""))
             stream.open.clear()
         self._drop_told_twice()
-        calls = [
-            LoggedCall(findings, count[0], tuple(line for line in lines if line), tuple(streams))
-            for findings, count, streams, lines in self._counts.values()
-            if count[0] > 0
-        ]
+        calls = [call for call in self._counts.values() if call.times > 0]
         calls.sort(key=lambda call: (-call.times, call.lines[:1]))
         machine = tuple(self._machine.values())
         told = tuple(_one_incident(_with_meanings(calls, machine)))
@@ -160,11 +156,10 @@ class Calls:
     def _drop_told_twice(self) -> None:
         """An error that stands alone and says nothing, beside a call of its library that did not run: people
         paste the traceback first and then what was logged, or ranks speak at the same time."""
-        kept = [key for key, counted in self._counts.items() if len(counted[0]) > 1]
-        ended = [self._counts[key][0] for key in kept]
-        failed = {findings[0].library for findings in ended if findings[-1].kind != "chosen"}
-        for key, (findings, *_) in list(self._counts.items()):
-            if len(findings) == 1 and findings[0].library in failed and _says_nothing(findings[0]):
+        several = [call for call in self._counts.values() if len(call.findings) > 1]
+        failed = {call.library for call in several if call.findings[-1].kind != "chosen"}
+        for key, call in list(self._counts.items()):
+            if len(call.findings) == 1 and call.library in failed and _says_nothing(call.findings[0]):
                 del self._counts[key]
 
     def _grow(self, stream: _Stream, finding: Finding, entry: Entry) -> None:
@@ -204,22 +199,18 @@ class Calls:
 
     def _count(self, findings: _Key, entry: Entry) -> None:
         key = "\x00".join(map(_identity, findings))
-        if key not in self._counts:
-            if len(self._counts) >= _MOST:
-                self._left_out += 1
-                return
-            self._counts[key] = (findings, [0], [], [])
-        _, count, streams, lines = self._counts[key]
-        count[0] += 1
-        if len(lines) < _SHOWN:
-            lines.append(entry.number)
-        if entry.stream and entry.stream not in streams and len(streams) < _SHOWN:
-            streams.append(entry.stream)
+        if key not in self._counts and len(self._counts) >= _MOST:
+            self._left_out += 1
+            return
+        call = self._counts.get(key) or LoggedCall(findings, 0, ())
+        lines = (*call.lines, *([entry.number] if entry.number else []))
+        ranks = dict.fromkeys((*call.ranks, *([entry.stream] if entry.stream else [])))
+        self._counts[key] = LoggedCall(findings, call.times + 1, lines[:_SHOWN], tuple(ranks)[:_SHOWN])
 
     def _uncount(self, findings: _Key) -> None:
-        counted = self._counts.get("\x00".join(map(_identity, findings)))
-        if counted is not None:
-            counted[1][0] -= 1
+        key = "\x00".join(map(_identity, findings))
+        if call := self._counts.get(key):
+            self._counts[key] = call._replace(times=call.times - 1)
 
 
 def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Iterator[LoggedCall]:

@@ -33,10 +33,7 @@ class Entry(NamedTuple):
 
 
 LONGEST_LINE = 64 << 10  # characters; what is longer is read as several lines
-HEAD, TAIL = (
-    12 << 20,
-    24 << 20,
-)  # bytes at both ends that are read of a longer file; of a stream both at its head
+HEAD, TAIL = 12 << 20, 24 << 20  # bytes read of both ends of a longer file; of a stream both at its head
 _MOST_MORE = 400  # lines, and characters:
 _LONGEST_ENTRY = 256 << 10
 _PATIENCE = 2.0  # seconds for the writer of a named pipe to come
@@ -215,52 +212,45 @@ def lines_of(
     if encoding == "utf-8" and len(start.translate(None, _CONTROL)) < 0.9 * len(start):
         raise InvalidInput("--from-log", getattr(file, "name", "-"), "is no text: a log or an error is read")
     ends = size > HEAD + TAIL and raw is buffered and encoding == "utf-8" and not whole
-    most = HEAD if ends else HEAD + TAIL
-    text = io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=None)
-    try:
-        done, told = 0, 0
-        while (whole or done < most) and (line := text.readline(longest)):
-            done += len(line)
-            if done - told > 4 << 20:
-                told = done
-                progress(buffered.tell() if buffered.seekable() else done)
-            yield line
-    finally:
-        text.detach()
-    if ends:
-        yield from _end(buffered, size, progress, longest)  # type: ignore[arg-type]
-
-
-def _end(file: io.BufferedReader, size: int, progress: Callable[[int], None], longest: int) -> Iterator[str]:
-    """The lines that were not read, as a gap, and those of the end."""
+    most = sys.maxsize if whole else HEAD if ends else HEAD + TAIL
+    done, told = 0, 0
+    for line in _text(raw, encoding, longest, most):
+        done += len(line)
+        if done - told > 4 << 20:
+            told = done
+            progress(buffered.tell() if buffered.seekable() else done)
+        yield line
+    if not ends:
+        return
     skipped = 0
-    file.seek(HEAD)
-    while (left := size - TAIL - file.tell()) > 0:
-        skipped += file.read(min(left, 1 << 20)).count(b"\n")
+    buffered.seek(HEAD)
+    while (left := size - TAIL - buffered.tell()) > 0:
+        skipped += buffered.read(min(left, 1 << 20)).count(b"\n")
     yield Gap(skipped)
-    file.readline()  # the rest of a line
-    text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline=None)
+    buffered.readline()  # the rest of a line
+    yield from _text(buffered, encoding, longest, sys.maxsize)
+    progress(size)
+
+
+def _text(raw: IO[bytes], encoding: str, longest: int, most: int) -> Iterator[str]:
+    text, done = io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=None), 0
     try:
-        while line := text.readline(longest):
+        while done < most and (line := text.readline(longest)):
+            done += len(line)
             yield line
-        progress(size)
     finally:
         text.detach()
 
 
 def _encoding(start: bytes) -> str:
-    for mark, name in (
-        (codecs.BOM_UTF8, "utf-8-sig"),
-        (codecs.BOM_UTF32_LE, "utf-32"),
-        (codecs.BOM_UTF32_BE, "utf-32"),
-        (codecs.BOM_UTF16_LE, "utf-16"),
-        (codecs.BOM_UTF16_BE, "utf-16"),
-    ):
-        if start.startswith(mark):
-            return name
-    if len(start) == 4 and start[1] == start[3] == 0 and start[0]:
-        return "utf-16-le"
-    return "utf-8"
+    if start.startswith(codecs.BOM_UTF8):
+        return "utf-8-sig"
+    if start in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
+        return "utf-32"
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    without_mark = len(start) == 4 and start[1] == start[3] == 0 and start[0]
+    return "utf-16-le" if without_mark else "utf-8"
 
 
 def _await_writer(pipe: int) -> None:

@@ -7,7 +7,6 @@ from contextlib import suppress
 
 from attnsel.diagnose.logs.message import Facts
 from attnsel.environment import describe_device
-from attnsel.environment.gpus import look_up_gpu
 from attnsel.errors import InvalidInput
 
 
@@ -17,14 +16,6 @@ def package(match: re.Match[str]) -> Facts:
     cuda = match["torch_cu"] if name == "torch" else None
     built = {"cuda": f"{cuda[:2]}.{cuda[2:]}"} if cuda else {}
     return {"environment": {**built, name: match["version"]}}
-
-
-def gpu(match: re.Match[str]) -> Facts | None:
-    """A card as a program prints its name, if there is one of it."""
-    with suppress(ValueError):
-        look_up_gpu(match["name"].strip())
-        return {"environment": {"gpu": match["name"].strip()}}
-    return None
 
 
 def card(match: re.Match[str]) -> Facts | None:
