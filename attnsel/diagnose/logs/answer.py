@@ -13,7 +13,7 @@ from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.decision import DEFAULT_POLICY, Selection, select
 from attnsel.diagnose.logs.calls import Gathered, LoggedCall
 from attnsel.diagnose.logs.message import NOTHING, Finding
-from attnsel.diagnose.logs.parsers import Library, libraries
+from attnsel.diagnose.logs.vocabulary import Library, libraries
 from attnsel.diagnose.scrub import scrub
 from attnsel.dispatchers import Dispatch, dispatched_by
 from attnsel.environment import COMPONENTS, Environment

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from attnsel.diagnose.logs.message import Finding, Message, More
-from attnsel.diagnose.logs.parsers import Library, gate, libraries, shape_of
 from attnsel.diagnose.logs.reader import Entry, entries
+from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, shape_of
 from attnsel.environment import COMPONENTS, describe_device
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput

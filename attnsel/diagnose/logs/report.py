@@ -8,7 +8,7 @@ from itertools import pairwise, zip_longest
 from attnsel.diagnose.logs.answer import AnsweredCall, Cause, Explained, library_of
 from attnsel.diagnose.logs.calls import LoggedCall
 from attnsel.diagnose.logs.message import Finding
-from attnsel.diagnose.logs.parsers import libraries
+from attnsel.diagnose.logs.vocabulary import libraries
 from attnsel.environment import COMPONENTS
 from attnsel.params import AttentionParams
 from attnsel.report.answer import paste_of, to_paste, warnings
