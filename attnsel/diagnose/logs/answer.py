@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -293,51 +292,46 @@ def _causes(call: LoggedCall, rebuilt: Rebuilt, plain: Selection) -> Iterator[Ca
 
     Rules are asked about kernels for which no message has a cause, and only where the call is described.
     """
-    told: dict[tuple[str, str, str, str], list[str]] = {}
+    told: dict[Cause, list[str]] = {}
     for finding in call.findings:
-        for how, code, text, link in _declared(finding, plain, rebuilt):
-            told.setdefault((how, code, text, link), []).extend(finding.candidates)
+        for cause in _declared(finding, plain, rebuilt):
+            told.setdefault(cause, []).extend(finding.candidates)
     explained = {name for f in call.findings if f.known or f.codes for name in f.candidates}
     explained -= set(call.chosen)  # it was taken, and failed: the message tells that, the rules why
     if rebuilt.described:
-        names = [name for name in _refused(call) if name not in explained]
         chooser = library_of(call).dispatcher
-        known = chooser and importlib.util.find_spec(f"attnsel.dispatchers.{chooser}") is not None
-        there = dispatched_by(chooser, rebuilt.params, rebuilt.environment, {}) if known else None
-        for name, code, text, source in _computed(names, plain, rebuilt, there):
-            told.setdefault(("computed", code, text, source), []).append(name)
-    for (how, code, text, link), names in told.items():
-        yield Cause(tuple(dict.fromkeys(names)), text, how, code, link)
+        there = dispatched_by(chooser, rebuilt.params, rebuilt.environment, {}) if chooser else None
+        for name in (name for name in _refused(call) if name not in explained):
+            for cause in _computed(name, plain, rebuilt, there):
+                told.setdefault(cause, []).append(name)
+    for cause, names in told.items():
+        yield cause._replace(candidates=tuple(dict.fromkeys(names)))
 
 
-def _declared(finding: Finding, plain: Selection, rebuilt: Rebuilt) -> Iterator[tuple[str, str, str, str]]:
+def _declared(finding: Finding, plain: Selection, rebuilt: Rebuilt) -> Iterator[Cause]:
     if finding.known:
-        yield "known", "", finding.known, finding.link
+        yield Cause((), finding.known, "known", "", finding.link)
     for code in finding.codes:
         computed = (r for c in plain for r in c.reasons if r.code == code and rebuilt.says(r.field))
-        reason = next(computed, None)
-        if reason is not None:
-            yield "computed", code, reason.message, ""
+        if (reason := next(computed, None)) is not None:
+            yield Cause((), reason.message, "computed", code)
         else:
-            yield "said", code, str(getattr(find_rule(code), "title", "")), ""
+            yield Cause((), str(getattr(find_rule(code), "title", "")), "said", code)
 
 
-def _computed(
-    names: Iterable[str], plain: Selection, rebuilt: Rebuilt, dispatch: Dispatch | None
-) -> Iterator[tuple[str, str, str, str]]:
-    """Candidate, code, text and source of every reason: of attnsel's rules, and where they have none against
-    a kernel, of the library's own chooser, if attnsel knows it, which may have a name of its own for it."""
-    offers = () if dispatch is None else dispatch.offers
-    for name in names:
-        reasons = plain[name].reasons if name in CANDIDATES else ()
-        for reason in reasons:
-            missing = reason.field in COMPONENTS and reason.observed is None
-            ours = reason.code in _OUR_OWN or (missing and reason.field not in rebuilt.stated)
-            if not ours and rebuilt.says(reason.field):
-                yield name, reason.code, reason.message, ""
-        offer = next((one for one in offers if name in (one.candidate, one.name)), None)
-        for refusal in () if reasons or offer is None else offer.refusals:
-            yield name, refusal.code, refusal.text, refusal.source
+def _computed(name: str, plain: Selection, rebuilt: Rebuilt, dispatch: Dispatch | None) -> Iterator[Cause]:
+    """Every reason against a kernel: of attnsel's rules, and where they have none, of the library's own
+    chooser, if attnsel knows it, which may have a name of its own for it."""
+    reasons = plain[name].reasons if name in CANDIDATES else ()
+    for reason in reasons:
+        missing = reason.field in COMPONENTS and reason.observed is None
+        ours = reason.code in _OUR_OWN or (missing and reason.field not in rebuilt.stated)
+        if not ours and rebuilt.says(reason.field):
+            yield Cause((), reason.message, "computed", reason.code)
+    offers = () if reasons or dispatch is None else dispatch.offers
+    offer = next((one for one in offers if name in (one.candidate, one.name)), None)
+    for refusal in () if offer is None else offer.refusals:
+        yield Cause((), refusal.text, "computed", refusal.code, refusal.source)
 
 
 # ---- what helps, what does not fit --------------------------------------------------------------------

@@ -191,7 +191,9 @@ class Calls:
             # tells it once more, in words that say no more.
             again = before.kind == "chosen" or (same_library and _says_nothing(finding))
             if finding.kind == "error" and again:
-                self._uncount(last)
+                key = "\x00".join(map(_identity, last))
+                if call := self._counts.get(key):
+                    self._counts[key] = call._replace(times=call.times - 1)
                 findings = list(last)
         ended = (*(findings or ()), finding)
         self._count(ended, entry)
@@ -206,11 +208,6 @@ class Calls:
         lines = (*call.lines, *([entry.number] if entry.number else []))
         ranks = dict.fromkeys((*call.ranks, *([entry.stream] if entry.stream else [])))
         self._counts[key] = LoggedCall(findings, call.times + 1, lines[:_SHOWN], tuple(ranks)[:_SHOWN])
-
-    def _uncount(self, findings: _Key) -> None:
-        key = "\x00".join(map(_identity, findings))
-        if call := self._counts.get(key):
-            self._counts[key] = call._replace(times=call.times - 1)
 
 
 def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Iterator[LoggedCall]:
@@ -293,11 +290,10 @@ def gather(lines: Iterable[str]) -> Gathered:
     def findings(text: str) -> tuple[Finding, ...]:
         """Of every library; what two of them print is the first one's."""
         found: list[Finding] = []
-        for one in (
-            one for library, among in likely(shape_of(text)) for one in library.findings(text, among)
-        ):
-            if not any(one.text in there.text and one.library != there.library for there in found):
-                found.append(one)
+        for library, among in likely(shape_of(text)):
+            others = [one.text for one in found if one.library != library.name]
+            said = library.findings(text, among)
+            found += [one for one in said if not any(one.text in other for other in others)]
         return tuple(found)
 
     for entry in entries(lines, gate(known), more):

@@ -41,6 +41,7 @@ Kind = Literal["question", "refusal", "chosen", "error", "note", "frame", "machi
 """
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+_LONGEST_SHOWN, _LONGEST_WORD = 300, 400  # characters
 
 
 @json_fields("library", "kind", "text", "candidates", "source")
@@ -133,9 +134,6 @@ _FORMS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "of_rank": ("tensors", lambda digit: {"rank": int(digit)}),
 }
 """Groups of a pattern that state something in a form of their own: of what, and how it is read."""
-
-_LONGEST_SHOWN = 300
-_LONGEST_WORD = 400
 
 
 @dataclass(frozen=True)

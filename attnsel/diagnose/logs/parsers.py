@@ -12,14 +12,21 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from attnsel.diagnose.logs.message import Facts, clean, messages
+from attnsel.diagnose.logs.message import Facts, Finding, clean, messages
 from attnsel.dispatchers.te.config import configs
 from attnsel.environment import describe_device
 from attnsel.environment.releases import bundled_frontend
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 
-_reasons = cache(messages)  # rows that say what a part of another message means
+_rows = cache(messages)
+
+
+def _meaning(file: str, part: str, reason: str) -> Finding:
+    """What a reason inside a message means, by the first row that fits; itself where none does."""
+    found = (row.find(reason) for row in _rows(file, part))
+    return next((one for one in found if one is not None), Finding("", "note", reason, known=clean(reason)))
+
 
 # ---- the machine -------------------------------------------------------------------------------------------
 
@@ -45,7 +52,6 @@ def card(match: re.Match[str]) -> Facts | None:
 
 
 # ---- F.sdpa, and flex_attention ----------------------------------------------------------------------------
-
 
 _SIZES = re.compile(r"\[([\d, ]+)\]")
 _DIMENSIONS = {0: "batches", 1: "heads", 2: "queries", 3: "keys"}  # of the scores
@@ -94,7 +100,6 @@ def sizes(match: re.Match[str]) -> Facts:
 
 # ---- cuDNN -------------------------------------------------------------------------------------------------
 
-
 _ERROR = re.compile(r"cuDNN (?:Frontend )?[Ee]rror: [^\n]*")
 
 
@@ -105,7 +110,6 @@ def whole(match: re.Match[str]) -> Facts:
 
 
 # ---- TransformerEngine -------------------------------------------------------------------------------------
-
 
 _UNFUSED = "UnfusedDotProductAttention"  # plain torch operators: no candidate of attnsel's
 _ALL = ("flash_attn.2", "flash_attn.3", "flash_attn.4", "cudnn", _UNFUSED)
@@ -127,7 +131,7 @@ def configuration(match: re.Match[str]) -> Facts | None:
 def disabled(match: re.Match[str]) -> Facts:
     """What the reason says of the call, and what helps; what is said later wins."""
     told: dict[str, Any] = {"candidates": _backends(match["backend"]), "params": {}, "environment": {}}
-    reasons = (one.find(match[0]) for one in _reasons("transformer_engine", "TransformerEngine reasons"))
+    reasons = (row.find(match[0]) for row in _rows("transformer_engine", "TransformerEngine reasons"))
     for reason in (one for one in reasons if one is not None):
         figures = {name: int(value) for name, value in reason.params.items() if str(value).isdecimal()}
         told["params"] |= {**reason.params, **figures}
@@ -154,7 +158,6 @@ def _backends(name: str) -> tuple[str, ...]:
 
 
 # ---- vLLM and FlashInfer -----------------------------------------------------------------------------------
-
 
 _CONFIG = re.compile(r"\b(\w{4,30})(?:=|: )('[^']{0,40}'|[\w.]{1,40})")
 _BACKEND = re.compile(r"(\w{3,40}): \[([^\]\n]{0,400})\]")
@@ -183,13 +186,9 @@ def one_backend(match: re.Match[str]) -> Facts:
 
 def _words(reasons: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Reasons as words, and rules that say the same."""
-    said = [reason.strip(" '\"") for reason in reasons.split(",")]
-    meant = [
-        next((one.says for one in _reasons("serving", "vLLM reasons") if one.find(r)), None) for r in said
-    ]
-    words = (reason if one is None else one.known for reason, one in zip(said, meant, strict=True))
-    codes = (code for one in meant if one is not None for code in one.codes)
-    return tuple(dict.fromkeys(filter(None, words))), tuple(dict.fromkeys(codes))
+    meant = [_meaning("serving", "vLLM reasons", one.strip(" '\"")) for one in reasons.split(",")]
+    words = dict.fromkeys(one.known for one in meant if one.known)
+    return tuple(words), tuple(dict.fromkeys(code for one in meant for code in one.codes))
 
 
 def _configuration(text: str) -> dict[str, Any]:
@@ -219,7 +218,6 @@ def kernel_name(match: re.Match[str]) -> Facts:
 
 
 # ---- xformers ----------------------------------------------------------------------------------------------
-
 
 _TENSOR = re.compile(r"\b(query|key|value)\s*: shape=\(([\d, ]{1,80})\) \((torch\.\w{1,20})\)")
 _BIAS = re.compile(r"attn_bias\s*: <class '(?:[\w.]{1,120}\.)?(\w{1,120})'>")
@@ -268,17 +266,14 @@ def operator(match: re.Match[str]) -> Facts:
     """An operator, and what the reasons below its name mean."""
     lines = [line.strip() for line in match.string.splitlines()[1:] if line.strip()]
     reasons = [line for line in lines if not line.startswith("HINT")]
-    known = _reasons("image_models", "xformers")
-    meant = [next((one.says for one in known if one.find(line)), None) for line in reasons]
-    causes = [clean(line) if one is None else one.known for one, line in zip(meant, reasons, strict=True)]
-    told = [one for one in meant if one is not None]
+    meant = [_meaning("image_models", "xformers", line) for line in reasons]
     capability = _CAPABILITY.search(match.string)
     name = match["operator"]
     return {
         "text": f"{name}: " + "; ".join(dict.fromkeys(reasons)),
         "candidates": tuple(mine for start, mine in _CANDIDATES.items() if name.startswith(start)),
-        "known": f"{name}: " + "; ".join(dict.fromkeys(causes)),
-        "fix": "; ".join(dict.fromkeys(one.fix for one in told if one.fix)),
-        "codes": tuple(dict.fromkeys(code for one in told for code in one.codes)),
+        "known": f"{name}: " + "; ".join(dict.fromkeys(one.known for one in meant)),
+        "fix": "; ".join(dict.fromkeys(one.fix for one in meant if one.fix)),
+        "codes": tuple(dict.fromkeys(code for one in meant for code in one.codes)),
         "environment": {"gpu": f"sm{capability[1]}{capability[2]}"} if capability else {},
     }

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from attnsel.diagnose.logs.message import More
 from attnsel.diagnose.scrub import scrub
@@ -96,12 +96,7 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
 class Gap(str):
     """Lines in the middle of a log that were not read, in their place."""
 
-    lines: int
-
-    def __new__(cls, lines: int) -> Gap:
-        made = super().__new__(cls)
-        made.lines = lines
-        return made
+    lines = 0
 
 
 class _Growing:
@@ -203,11 +198,8 @@ def lines_of(
     """
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore
     start = buffered.peek(4)[:4]
-    raw: IO[bytes] = buffered
-    if start.startswith(b"\x1f\x8b"):
-        unpacked = gzip.GzipFile(fileobj=buffered)
-        raw = unpacked  # type: ignore[assignment]
-    start = raw.peek(_SNIFFED)[:_SNIFFED]  # type: ignore[attr-defined]
+    raw: Any = gzip.GzipFile(fileobj=buffered) if start.startswith(b"\x1f\x8b") else buffered
+    start = raw.peek(_SNIFFED)[:_SNIFFED]
     encoding = _encoding(start[:4])
     if encoding == "utf-8" and len(start.translate(None, _CONTROL)) < 0.9 * len(start):
         raise InvalidInput("--from-log", getattr(file, "name", "-"), "is no text: a log or an error is read")
@@ -222,11 +214,11 @@ def lines_of(
         yield line
     if not ends:
         return
-    skipped = 0
+    gap = Gap()
     buffered.seek(HEAD)
     while (left := size - TAIL - buffered.tell()) > 0:
-        skipped += buffered.read(min(left, 1 << 20)).count(b"\n")
-    yield Gap(skipped)
+        gap.lines += buffered.read(min(left, 1 << 20)).count(b"\n")
+    yield gap
     buffered.readline()  # the rest of a line
     yield from _text(buffered, encoding, longest, sys.maxsize)
     progress(size)

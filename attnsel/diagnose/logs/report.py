@@ -29,7 +29,8 @@ from attnsel.report.words import environment_words, params_words
 from attnsel.selection.unlock import Unlock
 
 MOST_CALLS = 5  # shown; --json has all
-_MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔", "question": "·", "note": "·"}
+_MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔"}
+_LEADS = {"computed": "✖", "said": "?", "known": "·"}
 _MOST_SAID = 14  # messages of one call
 _MOST_PASTE = 6
 _SWITCHED_OFF = "the program itself leaves this kernel out"  # data/torch_sdpa.csv
@@ -150,9 +151,6 @@ def _said(findings: Iterable[Finding]) -> Iterator[Item]:
         yield Item("the call's configuration", "·")
 
 
-_LEADS = {"computed": "✖", "said": "?", "known": "·"}
-
-
 def _why(answer: AnsweredCall) -> Iterator[Item]:
     """The causes beside the verdict; of those that a message only may mean, the rules in one line."""
     deciding = _deciding(answer)
@@ -184,10 +182,8 @@ def _rest(explained: Explained) -> str:
     hidden, left_out = len(explained.answers) - MOST_CALLS, explained.left_out
     words = [f"{hidden} more different calls: --json has them all."] if hidden > 1 else []
     words += ["1 more different call: --json has it."] if hidden == 1 else []
-    calls_were = ("call", "was") if left_out == 1 else ("calls", "were")
-    words += (
-        ["{} {} more than can be told apart {} left out.".format(left_out, *calls_were)] if left_out else []
-    )
+    words += ["1 call more than can be told apart was left out."] if left_out == 1 else []
+    words += [f"{left_out} calls more than can be told apart were left out."] if left_out > 1 else []
     codes = dict.fromkeys(cause.code for a in explained.answers for cause in a.causes if cause.code)
     words += [f"Why a rule: attnsel rule {next(iter(codes))}"] if codes else []
     return " ".join(words)
