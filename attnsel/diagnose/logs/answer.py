@@ -61,8 +61,8 @@ class Stated(NamedTuple):
 class Rebuilt(NamedTuple):
     """``described``: whether log or user say anything by which rules could answer. ``stated``: fields,
     ``gpu`` and components that they say, ``meant``: those that a message means without saying them (a Turing
-    card). ``assumed``: in words, what was
-    taken for what nobody says. ``unread``: what the log says and could not be used."""
+    card). ``assumed``: in words, what was taken for what nobody says. ``unread``: what the log says and could
+    not be used."""
 
     params: AttentionParams
     environment: Environment

@@ -22,6 +22,7 @@ from attnsel.errors import InvalidInput
 SEEN = "seen"
 """The library of findings that only say whose code a log shows; ``text`` is its name."""
 
+_Key = tuple[Finding, ...]
 _MOST = 2000  # different calls; what is beyond is counted
 _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
@@ -104,9 +105,6 @@ class _Stream:
         self.last: _Key | None = None
         self.frame = -_NEAR  # line of the last frame of attention in a traceback
         self.waiting: list[tuple[Entry, Finding]] = []  # errors that count if a frame follows soon
-
-
-_Key = tuple[Finding, ...]
 
 
 class Calls:
@@ -235,9 +233,8 @@ def _meant(finding: Finding, arch: int | None, torch: str, seen: set[str]) -> Fi
     certain = [one for one in holding if one.seen or one.torch or (one.archs and arch is not None)]
     chosen = certain[:1] or holding
     # flash-attn's setup.py has one name for each family of Blackwell: 100, 110, 120 (setup.py:74, 2.8.4).
-    build = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"
-    if arch is not None:
-        build = str(arch // 10 * 10)
+    any_of = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"
+    build = any_of if arch is None else str(arch // 10 * 10)
     return finding._replace(
         known="; or ".join(dict.fromkeys(one.known for one in chosen)),
         fix="; or ".join(dict.fromkeys(one.fix for one in chosen)).replace("{build_arch}", build),
@@ -253,10 +250,8 @@ def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
     for call in calls:
         facts = sorted({**call.params, **call.environment}.items(), key=lambda item: item[0])
         key = (call.library, str(facts), *(f.known + f.fix or f.text for f in call.findings))
-        first = seen.get(key)
-        if first is None:
-            seen[key] = call
-        else:
+        first = seen.setdefault(key, call)
+        if first is not call:
             lines = tuple(sorted({*first.lines, *call.lines}))[:_SHOWN]
             seen[key] = first._replace(times=max(first.times, call.times), lines=lines)
     yield from seen.values()

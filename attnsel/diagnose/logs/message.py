@@ -267,8 +267,6 @@ _rows = cache(partial(read_rows, "attnsel.diagnose.logs"))
 
 def _whole(cell: str) -> str:
     """With what rows share in the place of its name."""
-    if "{" not in cell:
-        return cell
     shared = {row["name"]: row["text"] for row in _rows("texts")}
     return re.sub(r"\{([A-Z][A-Z_0-9]+)\}", lambda name: shared[name[1]], cell)
 

@@ -111,8 +111,8 @@ def whole(match: re.Match[str]) -> Facts:
 
 # ---- TransformerEngine -------------------------------------------------------------------------------------
 
-_UNFUSED = "UnfusedDotProductAttention"  # plain torch operators: no candidate of attnsel's
-_ALL = ("flash_attn.2", "flash_attn.3", "flash_attn.4", "cudnn", _UNFUSED)
+# The last of them are plain torch operators: no candidate of attnsel's.
+_ALL = ("flash_attn.2", "flash_attn.3", "flash_attn.4", "cudnn", "UnfusedDotProductAttention")
 
 
 def configuration(match: re.Match[str]) -> Facts | None:
@@ -131,8 +131,9 @@ def configuration(match: re.Match[str]) -> Facts | None:
 def disabled(match: re.Match[str]) -> Facts:
     """What the reason says of the call, and what helps; what is said later wins."""
     told: dict[str, Any] = {"candidates": _backends(match["backend"]), "params": {}, "environment": {}}
-    reasons = (row.find(match[0]) for row in _rows("transformer_engine", "TransformerEngine reasons"))
-    for reason in (one for one in reasons if one is not None):
+    for row in _rows("transformer_engine", "TransformerEngine reasons"):
+        if (reason := row.find(match[0])) is None:
+            continue
         figures = {name: int(value) for name, value in reason.params.items() if str(value).isdecimal()}
         told["params"] |= {**reason.params, **figures}
         told["environment"] |= reason.environment
@@ -222,7 +223,6 @@ def kernel_name(match: re.Match[str]) -> Facts:
 _TENSOR = re.compile(r"\b(query|key|value)\s*: shape=\(([\d, ]{1,80})\) \((torch\.\w{1,20})\)")
 _BIAS = re.compile(r"attn_bias\s*: <class '(?:[\w.]{1,120}\.)?(\w{1,120})'>")
 _DROPOUT = re.compile(r"\bp\s*: ([01](?:\.\d{1,20})?)\b")
-_CAPABILITY = re.compile(r"your GPU has capability \((\d{1,2}), (\d)\)")
 _CANDIDATES = {
     "fa2": "flash_attn.2",
     "flshatt": "flash_attn.2",
@@ -267,7 +267,6 @@ def operator(match: re.Match[str]) -> Facts:
     lines = [line.strip() for line in match.string.splitlines()[1:] if line.strip()]
     reasons = [line for line in lines if not line.startswith("HINT")]
     meant = [_meaning("image_models", "xformers", line) for line in reasons]
-    capability = _CAPABILITY.search(match.string)
     name = match["operator"]
     return {
         "text": f"{name}: " + "; ".join(dict.fromkeys(reasons)),
@@ -275,5 +274,5 @@ def operator(match: re.Match[str]) -> Facts:
         "known": f"{name}: " + "; ".join(dict.fromkeys(one.known for one in meant)),
         "fix": "; ".join(dict.fromkeys(one.fix for one in meant if one.fix)),
         "codes": tuple(dict.fromkeys(code for one in meant for code in one.codes)),
-        "environment": {"gpu": f"sm{capability[1]}{capability[2]}"} if capability else {},
+        "environment": {name: value for one in meant for name, value in one.environment.items()},
     }

@@ -141,8 +141,7 @@ def without_prefix(line: str) -> tuple[str, str]:
     if "\x1b" in line:
         line = _ANSI.sub("", line)
     stream = ""
-    quoted = _QUOTED.match(line)
-    if quoted is not None:
+    if quoted := _QUOTED.match(line):
         line = line[quoted.end() :]
     while (prefix := _STREAM.match(line)) is not None and prefix.end() > 0:
         # The last one, which the program itself writes: a rank's number, or a process' name; no host.

@@ -12,19 +12,7 @@ from attnsel.diagnose.logs.vocabulary import libraries
 from attnsel.environment import COMPONENTS
 from attnsel.params import AttentionParams
 from attnsel.report.answer import paste_of, to_paste, warnings
-from attnsel.report.document import (
-    Block,
-    Document,
-    Facts,
-    Inline,
-    Item,
-    Items,
-    Paragraph,
-    Ref,
-    Section,
-    Strong,
-    joined,
-)
+from attnsel.report.document import Block, Document, Facts, Item, Items, Paragraph, Ref, Section, Strong
 from attnsel.report.words import environment_words, params_words
 from attnsel.selection.unlock import Unlock
 
@@ -64,8 +52,7 @@ def nothing_known() -> list[str]:
 
 def _verdict(answer: AnsweredCall) -> str:
     """What happened, in one sentence: the cause that is known best, else the message that it ended with."""
-    call = answer.call
-    cause = _deciding(answer)
+    call, cause = answer.call, _deciding(answer)
     if cause is None and call.outcome is None and all(f.kind == "question" for f in call.findings):
         return f"{call.library}: the configuration of a call, and not what became of it"
     if cause is None:
@@ -159,7 +146,8 @@ def _why(answer: AnsweredCall) -> Iterator[Item]:
             yield _cause(cause)
     meant = [cause for cause in answer.causes if cause.how == "said"]
     if meant and deciding is not None and deciding.how != "said":
-        yield Item(("what the message can mean: ", joined(Ref(cause.code) for cause in meant)), "?")
+        words: list[Ref | str] = [word for cause in meant for word in (Ref(cause.code), ", ")]
+        yield Item(("what the message can mean: ", *words[:-1]), "?")
     else:
         yield from map(_cause, meant)
 
@@ -167,9 +155,8 @@ def _why(answer: AnsweredCall) -> Iterator[Item]:
 def _cause(cause: Cause) -> Item:
     names = f"{', '.join(cause.candidates)}: " if cause.candidates else ""
     said = " (the message means it; the log does not say enough to show it)" if cause.how == "said" else ""
-    coded: Inline = (" [", Ref(cause.code), "]") if cause.code else ""
-    link = f" ({cause.link})" if cause.link else ""
-    return Item((f"{names}{cause.text}{said}", coded, link), _LEADS[cause.how])
+    text, link = f"{names}{cause.text}{said}", f" ({cause.link})" if cause.link else ""
+    return Item((text, (" [", Ref(cause.code), "]") if cause.code else "", link), _LEADS[cause.how])
 
 
 def _way(way: Unlock) -> Item:
