@@ -96,7 +96,12 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
 class Gap(str):
     """Lines in the middle of a log that were not read, in their place."""
 
-    lines = 0
+    lines: int
+
+    def __new__(cls, lines: int) -> Gap:
+        made = super().__new__(cls)
+        made.lines = lines
+        return made
 
 
 class _Growing:
@@ -213,11 +218,11 @@ def lines_of(
         yield line
     if not ends:
         return
-    gap = Gap()
+    skipped = 0
     buffered.seek(HEAD)
     while (left := size - TAIL - buffered.tell()) > 0:
-        gap.lines += buffered.read(min(left, 1 << 20)).count(b"\n")
-    yield gap
+        skipped += buffered.read(min(left, 1 << 20)).count(b"\n")
+    yield Gap(skipped)
     buffered.readline()  # the rest of a line
     yield from _text(buffered, encoding, longest, sys.maxsize)
     progress(size)

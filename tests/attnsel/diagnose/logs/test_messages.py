@@ -95,6 +95,9 @@ def test_every_message_can_be_reached_and_names_rules_that_exist() -> None:
         for message in library.messages:
             for quick in message.quicks:
                 assert any(word in quick.lower() for word in words), quick
+                assert len(quick.strip()) > 2 or library.takes == "all", (
+                    f"{message.pattern}: say what is quick"
+                )
             for code in (*message.says.codes, *(one for v in message.says.variants for one in v.codes)):
                 find_rule(code)
             assert message.says.source or message.says.kind == "machine", message.quicks
