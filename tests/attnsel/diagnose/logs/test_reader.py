@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from attnsel.diagnose.logs.calls import LoggedCall, gather
-from attnsel.diagnose.logs.reader import Entry, entries, lines_of, opened
+from attnsel.diagnose.logs.reader import Entry, entries
+from attnsel.diagnose.text_files import lines_of, opened
 from attnsel.errors import InvalidInput
 from tables import each
 
