@@ -88,18 +88,6 @@ def test_ranks_without_prefixes_that_say_the_same_are_counted() -> None:
     assert call.times == 3
 
 
-def test_streams_are_followed_each_on_its_own() -> None:
-    told = [
-        ("0", "Running with config={'compute_capability': 'sm90', 'head_dim_qk': 64}"),
-        ("1", "Running with config={'compute_capability': 'sm90', 'head_dim_qk': 512}"),
-        ("0", "Selected backend = FusedAttention (sub-backend 1)"),
-        ("1", "Selected backend = UnfusedDotProductAttention"),
-    ]
-    first, second = calls("".join(f"[rank{rank}]: {text}\n" for rank, text in told).encode())
-    assert (first.params["head_dim_qk"], first.chosen, first.ranks) == (64, ("cudnn",), ("rank 0",))
-    assert (second.params["head_dim_qk"], second.ranks) == (512, ("rank 1",))
-
-
 def test_more_different_calls_than_are_told_apart_are_counted() -> None:
     lines = "".join(
         f"Running with config={{'compute_capability': 'sm90', 'head_dim_qk': {n}}}\n"
