@@ -12,9 +12,9 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from attnsel.diagnose.logs.message import Finding, Message
+from attnsel.diagnose.logs.message import Finding
 from attnsel.diagnose.logs.reader import Entry, entries
-from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, more, shape_of
+from attnsel.diagnose.logs.vocabulary import gate, libraries, likely, more, shape_of
 from attnsel.environment import COMPONENTS, describe_device
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
@@ -271,11 +271,7 @@ def _identity(finding: Finding) -> str:
 
 def gather(lines: Iterable[str]) -> Gathered:
     """The calls in a log's lines, which may be any number."""
-    known, calls = libraries(), Calls()
-
-    @lru_cache(maxsize=4096)
-    def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:
-        return tuple((library, among) for library in known if (among := library.likely(shape)))
+    calls = Calls()
 
     @lru_cache(maxsize=4096)  # ranks and steps print the same thing over and over
     def findings(text: str) -> tuple[Finding, ...]:
@@ -287,6 +283,7 @@ def gather(lines: Iterable[str]) -> Gathered:
             found += [one for one in said if not any(one.text in other for other in others)]
         return tuple(found)
 
-    for entry in entries(lines, gate(known), more):
-        calls.add(entry, findings(entry.text))
+    for entry in entries(lines, gate(libraries()), more):
+        if found := findings(entry.text):
+            calls.add(entry, found)
     return calls.gathered()

@@ -6,11 +6,11 @@ What two libraries print is the first one's.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from itertools import islice
+from functools import cache, lru_cache
+from itertools import groupby, islice
 
 from attnsel.base.rows import read_rows
 from attnsel.diagnose.logs import parsers
@@ -37,15 +37,11 @@ class Library:
     usual: Facts
     ask: str
 
-    def findings(self, text: str, among: tuple[Message, ...] | None = None) -> Iterator[Finding]:
+    def findings(self, text: str, among: Iterable[Message] | None = None) -> Iterator[Finding]:
         """All that ``text``, one entry of a log, says; ``among``: messages that it can hold, if known."""
         found = (one.find(text) for one in (self.messages if among is None else among))
         said = (one for one in found if one is not None)
         return islice(said, 1 if self.takes == "first" else None)
-
-    def likely(self, shape: str) -> tuple[Message, ...]:
-        """The messages that a text of this ``shape`` (``shape_of``) can hold."""
-        return tuple(m for m in self.messages if any(shape_of(quick) in shape for quick in m.quicks))
 
 
 @cache
@@ -86,6 +82,29 @@ _DIGITS = re.compile(r"\d+")
 def shape_of(text: str) -> str:
     """A text with one figure for each number: the steps of a log print one shape over and over."""
     return _DIGITS.sub("0", text)
+
+
+@cache
+def _by_word() -> dict[str, list[tuple[int, str, Library, Message]]]:
+    """Quick texts, each under the longest word that stands whole inside of it, or under none."""
+    index = defaultdict(list)
+    messages = ((library, message) for library in libraries() for message in library.messages)
+    for place, (library, message) in enumerate(messages):
+        for quick in map(shape_of, message.quicks):
+            inside = re.findall(r"(?<=[^a-zA-Z])[a-zA-Z]+(?=[^a-zA-Z])", quick)
+            index[max(inside, key=len, default="")].append((place, quick, library, message))
+    return index
+
+
+@lru_cache(maxsize=4096)
+def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:
+    """The messages that a text of this ``shape`` (``shape_of``) can hold, by library, in their order."""
+    index, found = _by_word(), {}
+    for word in {"", *re.findall("[a-zA-Z]+", shape)} & index.keys():
+        found |= {place: (library, one) for place, quick, library, one in index[word] if quick in shape}
+    by_library = groupby((found[place] for place in sorted(found)), key=lambda pair: id(pair[0]))
+    pairs = (list(same) for _, same in by_library)
+    return tuple((same[0][0], tuple(message for _, message in same)) for same in pairs)
 
 
 def gate(known: Iterable[Library]) -> tuple[str, ...]:
