@@ -99,7 +99,7 @@ def _by_word() -> dict[str, list[tuple[int, str, Library, Message]]]:
 @lru_cache(maxsize=4096)
 def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:
     """The messages that a text of this ``shape`` (``shape_of``) can hold, by library, in their order."""
-    index, found = _by_word(), {}
+    index, found = _by_word(), dict[int, tuple[Library, Message]]()
     for word in {"", *re.findall("[a-zA-Z]+", shape)} & index.keys():
         found |= {place: (library, one) for place, quick, library, one in index[word] if quick in shape}
     by_library = groupby((found[place] for place in sorted(found)), key=lambda pair: id(pair[0]))
