@@ -1,0 +1,119 @@
+"""What is known: the libraries of ``data/libraries.csv`` with their messages, which are rows beside it.
+
+What two libraries print is the first one's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import groupby, islice
+
+from attnsel.base.rows import read_rows
+from attnsel.diagnose.logs import parsers
+from attnsel.diagnose.logs.message import Facts, Finding, Message, More, facts_of, messages
+
+
+@dataclass(frozen=True)
+class Library:
+    """All messages of a library.
+
+    ``name``: the library, as its makers write it. ``looked_for``: what is recognised, for people. ``takes``:
+    of one text "all" that its messages say, or what the "first" says that fits, so that the general come
+    last. ``candidates``: the kernels that it chooses among, refused where it says only that none runs.
+    ``dispatcher``: its own chooser in ``attnsel/dispatchers/``, if attnsel knows it. ``usual``: fields that
+    its users leave as they are, taken where nothing is said. ``ask``: how to make it say more, in a sentence.
+    """
+
+    name: str
+    looked_for: str
+    takes: str
+    messages: tuple[Message, ...]
+    candidates: tuple[str, ...]
+    dispatcher: str
+    usual: Facts
+    ask: str
+
+    def findings(self, text: str, among: Iterable[Message] | None = None) -> Iterator[Finding]:
+        """All that ``text``, one entry of a log, says; ``among``: messages that it can hold, if known."""
+        found = (one.find(text) for one in (self.messages if among is None else among))
+        said = (one for one in found if one is not None)
+        return islice(said, 1 if self.takes == "first" else None)
+
+
+@cache
+def libraries() -> tuple[Library, ...]:
+    """Every library whose messages are known."""
+    return tuple(
+        Library(
+            row["library"],
+            row["looked_for"],
+            row["takes"],
+            tuple(
+                message
+                for part in row["parts"].split(" | ")
+                for message in messages(row["file"], part, row["library"], vars(parsers), row["reader"])
+            ),
+            tuple(row["candidates"].split()),
+            row["dispatcher"],
+            facts_of(row["usual"]),
+            row["ask"],
+        )
+        for row in read_rows("attnsel.diagnose.logs", "libraries")
+    )
+
+
+@cache
+def _going_on() -> tuple[Message, ...]:
+    return tuple(message for library in libraries() for message in library.messages if message.more)
+
+
+def more(line: str) -> More:
+    """Which of the lines that follow ``line`` belong to it."""
+    return next((one.more for one in _going_on() if any(quick in line for quick in one.quicks)), "")
+
+
+_DIGITS = re.compile(r"\d+")
+
+
+def shape_of(text: str) -> str:
+    """A text with one figure for each number: the steps of a log print one shape over and over."""
+    return _DIGITS.sub("0", text)
+
+
+@cache
+def _by_word() -> dict[str, list[tuple[int, str, Library, Message]]]:
+    """Quick texts, each under the longest word that stands whole inside of it, or under none."""
+    index = defaultdict(list)
+    messages = ((library, message) for library in libraries() for message in library.messages)
+    for place, (library, message) in enumerate(messages):
+        for quick in map(shape_of, message.quicks):
+            inside = re.findall(r"(?<=[^a-zA-Z])[a-zA-Z]+(?=[^a-zA-Z])", quick)
+            index[max(inside, key=len, default="")].append((place, quick, library, message))
+    return index
+
+
+@lru_cache(maxsize=4096)
+def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:
+    """The messages that a text of this ``shape`` (``shape_of``) can hold, by library, in their order."""
+    index, found = _by_word(), dict[int, tuple[Library, Message]]()
+    for word in {"", *re.findall("[a-zA-Z]+", shape)} & index.keys():
+        found |= {place: (library, one) for place, quick, library, one in index[word] if quick in shape}
+    by_library = groupby((found[place] for place in sorted(found)), key=lambda pair: id(pair[0]))
+    pairs = (list(same) for _, same in by_library)
+    return tuple((same[0][0], tuple(message for _, message in same)) for same in pairs)
+
+
+def gate(known: Iterable[Library]) -> tuple[str, ...]:
+    """A few words in lower case, one of which is in every line that any message is about."""
+    left = {quick.lower() for library in known for message in library.messages for quick in message.quicks}
+    inside = {quick: set(re.findall(r"[a-z]{4,}", quick)) or {quick} for quick in left}
+    words: list[str] = []
+    while left:
+        counted = Counter(word for quick in left for word in inside[quick])
+        words.append(max(counted, key=lambda word: (counted[word], word)))
+        left = {quick for quick in left if words[-1] not in quick}
+    return tuple(words)
