@@ -1,0 +1,213 @@
+"""Calls that run as they stand and were probably meant otherwise, by people who come from another library.
+
+Looked for where a kernel is chosen, so once for each kind of call and never on a hit. Sizes and flags tell on
+every device. Contents tell on the CPU; a GPU is read, which waits for it, with ``check=True`` alone (and
+ATTNSEL_DEBUG=2). What the caller said so that it cannot be mistaken (``Config.said``,
+``bottom_right_diagonal``) is taken at its word. What is promised of which call: docs/reference/mistakes.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from itertools import islice, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnsel.debug import Suspicion
+from attnsel.decision import Selection
+from attnsel.params import AttentionParams
+from attnsel.rules.api import REGISTRY
+from attnsel.runtime.call import Call
+from attnsel.runtime.inputs import real_lengths
+from attnsel.runtime.refusals import is_transformed
+
+_LAYOUTS = ("HINT004", "HINT011")
+_INVERTED = (
+    "True means masked out here, as in TransformerEngine, and visible in F.sdpa: "
+    "attn_mask=mask, or attention_mask=~mask"
+)
+_SIGN = (
+    "alibi_slopes below 0 favour what is far away: -slope * distance is added here, so that they are above "
+    "0: alibi_slopes=-slopes"
+)
+
+
+def suspicions_of(call: Call, selection: Selection) -> list[Suspicion]:
+    """Every reason to think that this call was meant otherwise."""
+    config, p = call.config, selection.params
+    kind = (config.qkv_format, config.attn_mask_type, p.num_heads, p.num_gqa_groups, p.head_dim_qk)
+    codes = [] if "layout" in config.said else list(_LAYOUTS)
+    if _sees_too_little(call, p):
+        codes.append("HINT002" if p.max_seqlen_q == 1 else "HINT001")
+    found = []
+    for code in codes:
+        advice = REGISTRY.pages[code].advice(p, selection.environment)  # type: ignore[attr-defined]
+        if advice is not None:
+            found.append(Suspicion(code, advice.text, kind))
+    if call.extras.attention_mask is not None and "mask" not in config.said:
+        looks = looks_inverted(call)
+        if looks:
+            found.append(Suspicion("HINT009", f"{looks}. {_INVERTED}", (*kind, looks)))
+    slopes = call.extras.alibi_slopes
+    if slopes is not None and _may_read(slopes, call) and bool((slopes < 0).any()):
+        found.append(Suspicion("HINT012", _SIGN, kind))
+    return found
+
+
+def _may_read(t: Any, call: Call) -> bool:
+    """Whether a tensor's contents are looked at: on a GPU only where somebody asked for it."""
+    if type(t) is not Tensor or is_transformed():
+        return False
+    return t.is_cpu or (t.is_cuda and (call.settings.check or call.settings.debug > 1))
+
+
+# ---- Fewer queries than keys below a diagonal that starts at the top left --------------------------------
+
+
+def _sees_too_little(call: Call, p: AttentionParams) -> bool:
+    """Whether a causal mask from the top left hides keys that stand before the queries, as in a cache."""
+    config = call.config
+    if config.attn_mask_type not in ("causal", "padding_causal") or config.bottom_right_diagonal is not None:
+        return False
+    if "diagonal" in config.said or not 0 < p.max_seqlen_q < p.max_seqlen_kv:
+        return False
+    return not config.has_padding or _fewer_queries(call, p)
+
+
+def _fewer_queries(call: Call, p: AttentionParams) -> bool:
+    """Whether some sequence has fewer queries than keys, as far as its lengths can be read; where they
+    cannot, one query has, and so has a packed batch of fewer queries than keys."""
+    extras = call.extras
+    rows, keys = real_lengths(extras)
+    if rows is keys:
+        return False
+    if keys is not None and _may_read(keys, call) and (rows is None or _may_read(rows, call)):
+        counts = keys.tolist()
+        asked = [p.max_seqlen_q] * len(counts) if rows is None else rows.tolist()
+        return any(0 < n < m for n, m in zip(asked, counts, strict=True))
+    if p.max_seqlen_q == 1:
+        return True
+    whole = extras.block_table is None and extras.cu_seqlens_kv_padded is None
+    return call.config.qkv_format == "thd" and whole and call.q.shape[0] < call.k.shape[0]
+
+
+# ---- A bool mask that hides what it should show ----------------------------------------------------------
+# A pattern that models use shows each query its own key, and its visible keys are one run, or two where the
+# first begins at key 0 (sinks, global tokens). A mask that hides such a set is inverted. One that hides every
+# key from a row is too, unless the row is padding: then its own key is hidden from all, or it stands at an
+# end of the rows of cross attention.
+#
+# Of a long mask some rows are looked at, evenly spaced, and some whose own key is hidden. Bytes are read as
+# they lie.
+
+_ROWS = 64  # of one pattern
+_ROWS_IN_ALL = 128
+_MOST_COPIED = 1 << 20  # elements of a mask whose rows are no runs of memory
+
+Rows = list[tuple[int, bytes]]  # which of the mask's rows, and its keys: 1 is hidden
+
+
+def looks_inverted(call: Call) -> str | None:
+    """What about the call's mask looks as if True meant visible; None where nothing does."""
+    given: Any = call.extras.attention_mask
+    for mask in given if isinstance(given, (tuple, list)) else (given,):
+        if _may_read(mask, call) and mask.dtype == torch.bool and mask.numel():
+            for patterns, (rows, keys, some) in _patterns(mask if mask.is_cpu else mask.cpu()):
+                looks = _told_of(patterns, rows, keys, some)
+                if looks:
+                    return looks
+    return None
+
+
+def _patterns(mask: Tensor) -> Iterator[tuple[Rows, tuple[int, int, bool]]]:
+    """Rows of each [rows, keys] in a mask on the CPU, its size, and whether they are some of them alone."""
+    mask = mask if mask.dim() > 1 else mask.reshape(1, -1)
+    if mask.stride(-1) != 1 and mask.shape[-1] > 1:
+        if mask.numel() > _MOST_COPIED:
+            return
+        mask = mask.contiguous()
+    sizes = [1 if step == 0 else n for n, step in zip(mask.shape[:-1], mask.stride(), strict=False)]
+    *leading, rows = sizes
+    *outer, down, _ = mask.stride()
+    keys, first = mask.shape[-1], mask.data_ptr()
+    evenly = _evenly(rows, _ROWS)
+    each = product(*map(range, leading))
+    for place in islice(each, _ROWS_IN_ALL // len(evenly)):
+        start, picked = first + sum(n * step for n, step in zip(place, outer, strict=True)), evenly
+        if len(evenly) < rows <= keys:
+            lies = memoryview((ctypes.c_ubyte * ((rows - 1) * down + keys)).from_address(start))
+            own = lies[keys - rows :: down + 1].tobytes()
+            picked = sorted({*evenly, *islice((n for n, hidden in enumerate(own) if hidden), _ROWS)})
+        found = [(row, ctypes.string_at(start + row * down, keys)) for row in picked]
+        yield found, (rows, keys, len(picked) < rows)
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    """At most so many of the first ``count`` numbers, both ends among them."""
+    if count <= most:
+        return list(range(count))
+    return [n * (count - 1) // (most - 1) for n in range(most)]
+
+
+def _told_of(picked: Rows, rows: int, keys: int, some: bool) -> str | None:
+    hidden = [row for row, seen in picked if 0 not in seen]
+    if len(hidden) == len(picked):
+        return "the mask hides every key"
+    square = rows == keys
+    if rows > 1 and any(_hides_a_pattern(picked, shift, square=square) for shift in {0, keys - rows}):
+        return "the mask hides each query's own key, and what it hides looks like what should be visible"
+    if not hidden or _are_padding(hidden, picked, square=square):
+        return None
+    looked_at = " that were looked at" if some else ""
+    return f"the mask hides every key from {len(hidden)} of {len(picked)} rows{looked_at}"
+
+
+def _hides_a_pattern(picked: Rows, shift: int, *, square: bool) -> bool:
+    """Whether what these rows hide is a visible pattern, with the diagonal ``shift`` keys to the right.
+
+    Rows whose own key nobody's row hides are padding of such a pattern.
+    """
+    keys = len(picked[0][1])
+    with_own = [(row + shift, seen) for row, seen in picked if 0 <= row + shift < keys]
+    if not any(seen[own] for own, seen in with_own):
+        return False
+    columns = 0
+    for _, seen in picked:
+        columns |= int.from_bytes(seen, "little")
+    marked = columns.to_bytes(keys, "little")
+    concerned = [(own, seen) for own, seen in with_own if marked[own]]
+    if not all(
+        seen[own] and (_is_run(seen) or (shift > 0 and 0 not in seen[:shift])) for own, seen in concerned
+    ):
+        return False
+    if not any(seen.find(1) < own for own, seen in concerned):
+        return False  # each hides itself alone, or itself and what follows
+    if square:
+        return any(seen != picked[0][1] for _, seen in picked)  # else keys that are padding
+    ends = [(own, seen.rfind(1)) for own, seen in concerned]
+    if shift:
+        return any(last < keys - 1 for _, last in ends)  # else the empty end of a cache
+    return all(
+        own == last and seen.count(1) == last - seen.find(1) + 1
+        for (own, last), (_, seen) in zip(ends, concerned, strict=True)
+    )
+
+
+def _is_run(seen: bytes) -> bool:
+    """One run of marked keys, or two where the first begins at key 0."""
+    first, last, count = seen.find(1), seen.rfind(1), seen.count(1)
+    if first == 0 and count < last + 1:
+        count -= seen.find(0)
+        first = seen.find(1, seen.find(0))
+    return count == last - first + 1
+
+
+def _are_padding(hidden: list[int], picked: Rows, *, square: bool) -> bool:
+    """Whether rows that see nothing stand for tokens that are none."""
+    if square:
+        return all(seen[row] for row in hidden for _, seen in picked)
+    order = [row for row, _ in picked]
+    return hidden in (order[: len(hidden)], order[-len(hidden) :])
