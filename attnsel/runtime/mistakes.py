@@ -9,9 +9,12 @@ ATTNSEL_DEBUG=2). What the caller said so that it cannot be mistaken (``Config.s
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from itertools import islice, product
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from itertools import islice
+from operator import and_, or_
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,11 +106,29 @@ def _fewer_queries(call: Call, p: AttentionParams) -> bool:
 # Of a long mask some rows are looked at, evenly spaced, and some whose own key is hidden. Bytes are read as
 # they lie.
 
-_ROWS = 64  # of one pattern
-_ROWS_IN_ALL = 128
+_ROWS = 16  # of one pattern, and as many whose own key is hidden
+_ROWS_IN_ALL = 64
+_AT_ONCE = 1 << 16  # bytes that are copied sooner than row by row
 _MOST_COPIED = 1 << 20  # elements of a mask whose rows are no runs of memory
 
 Rows = list[tuple[int, bytes]]  # which of the mask's rows, and its keys: 1 is hidden
+
+
+class _Pattern(NamedTuple):
+    """[rows, keys] of a mask as it lies in memory, ``step`` bytes from row to row."""
+
+    lies: memoryview
+    rows: int
+    keys: int
+    step: int
+
+    def own(self, shift: int) -> bytes:
+        """Whether each row's own key is hidden, on the diagonal ``shift`` keys to the right."""
+        return self.lies[shift :: self.step + 1].tobytes()[: self.rows]
+
+    def read(self, rows: Iterable[int]) -> Rows:
+        lies = self.lies.tobytes() if len(self.lies) <= _AT_ONCE else self.lies
+        return [(n, bytes(lies[n * self.step : n * self.step + self.keys])) for n in rows]
 
 
 def looks_inverted(call: Call) -> str | None:
@@ -115,34 +136,33 @@ def looks_inverted(call: Call) -> str | None:
     given: Any = call.extras.attention_mask
     for mask in given if isinstance(given, (tuple, list)) else (given,):
         if _may_read(mask, call) and mask.dtype == torch.bool and mask.numel():
-            for patterns, (rows, keys, some) in _patterns(mask if mask.is_cpu else mask.cpu()):
-                looks = _told_of(patterns, rows, keys, some)
+            for pattern in _patterns(mask if mask.is_cpu else mask.cpu()):
+                looks = _told_of(pattern)
                 if looks:
                     return looks
     return None
 
 
-def _patterns(mask: Tensor) -> Iterator[tuple[Rows, tuple[int, int, bool]]]:
-    """Rows of each [rows, keys] in a mask on the CPU, its size, and whether they are some of them alone."""
+def _patterns(mask: Tensor) -> Iterator[_Pattern]:
+    """The [rows, keys] that a mask on the CPU holds, each once; of many, some."""
     mask = mask if mask.dim() > 1 else mask.reshape(1, -1)
     if mask.stride(-1) != 1 and mask.shape[-1] > 1:
         if mask.numel() > _MOST_COPIED:
             return
         mask = mask.contiguous()
-    sizes = [1 if step == 0 else n for n, step in zip(mask.shape[:-1], mask.stride(), strict=False)]
-    *leading, rows = sizes
-    *outer, down, _ = mask.stride()
+    *leading, rows = [1 if step == 0 else n for n, step in zip(mask.shape[:-1], mask.stride(), strict=False)]
+    *outer, step, _ = mask.stride()
     keys, first = mask.shape[-1], mask.data_ptr()
-    evenly = _evenly(rows, _ROWS)
-    each = product(*map(range, leading))
-    for place in islice(each, _ROWS_IN_ALL // len(evenly)):
-        start, picked = first + sum(n * step for n, step in zip(place, outer, strict=True)), evenly
-        if len(evenly) < rows <= keys:
-            lies = memoryview((ctypes.c_ubyte * ((rows - 1) * down + keys)).from_address(start))
-            own = lies[keys - rows :: down + 1].tobytes()
-            picked = sorted({*evenly, *islice((n for n, hidden in enumerate(own) if hidden), _ROWS)})
-        found = [(row, ctypes.string_at(start + row * down, keys)) for row in picked]
-        yield found, (rows, keys, len(picked) < rows)
+    for number in _evenly(math.prod(leading), _ROWS_IN_ALL // min(rows, _ROWS)):
+        start = first
+        for count, far in zip(reversed(leading), reversed(outer), strict=True):
+            number, place = divmod(number, count)
+            start += place * far
+        yield _Pattern(_bytes_at(start, (rows - 1) * step + keys), rows, keys, step)
+
+
+def _bytes_at(address: int, count: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * count).from_address(address))
 
 
 def _evenly(count: int, most: int) -> list[int]:
@@ -152,48 +172,55 @@ def _evenly(count: int, most: int) -> list[int]:
     return [n * (count - 1) // (most - 1) for n in range(most)]
 
 
-def _told_of(picked: Rows, rows: int, keys: int, some: bool) -> str | None:
+def _told_of(pattern: _Pattern) -> str | None:
+    rows, keys = pattern.rows, pattern.keys
+    looked_at = _evenly(rows, _ROWS)
+    if rows <= keys and rows > 1:
+        own = pattern.own(keys - rows)
+        if 1 not in own and (rows == keys or 1 not in pattern.own(0)):
+            return None  # no row hides everything, or its own key: almost every mask
+        looked_at = sorted({*looked_at, *islice((n for n, hidden in enumerate(own) if hidden), _ROWS)})
+    picked = pattern.read(looked_at)
     hidden = [row for row, seen in picked if 0 not in seen]
     if len(hidden) == len(picked):
         return "the mask hides every key"
-    square = rows == keys
-    if rows > 1 and any(_hides_a_pattern(picked, shift, square=square) for shift in {0, keys - rows}):
+    marks = [int.from_bytes(seen, "little") for _, seen in picked]
+    marked = reduce(or_, marks).to_bytes(keys, "little")  # hidden from some row
+    if rows > 1 and any(_hides_a_pattern(picked, marked, n, rows == keys) for n in {0, keys - rows}):
         return "the mask hides each query's own key, and what it hides looks like what should be visible"
-    if not hidden or _are_padding(hidden, picked, square=square):
+    if not hidden:
         return None
-    looked_at = " that were looked at" if some else ""
-    return f"the mask hides every key from {len(hidden)} of {len(picked)} rows{looked_at}"
+    if rows == keys:
+        never = reduce(and_, marks).to_bytes(keys, "little")  # hidden from every row
+        padding = all(never[row] for row in hidden)
+    else:
+        padding = hidden in (looked_at[: len(hidden)], looked_at[-len(hidden) :])
+    some = " that were looked at" if len(picked) < rows else ""
+    return None if padding else f"the mask hides every key from {len(hidden)} of {len(picked)} rows{some}"
 
 
-def _hides_a_pattern(picked: Rows, shift: int, *, square: bool) -> bool:
-    """Whether what these rows hide is a visible pattern, with the diagonal ``shift`` keys to the right.
+def _hides_a_pattern(picked: Rows, marked: bytes, shift: int, square: bool) -> bool:
+    """Whether what some rows hide is a visible pattern, with the diagonal ``shift`` keys to the right.
 
-    Rows whose own key nobody's row hides are padding of such a pattern.
+    A row whose own key no row hides (``marked``) is padding of the pattern.
     """
-    keys = len(picked[0][1])
-    with_own = [(row + shift, seen) for row, seen in picked if 0 <= row + shift < keys]
-    if not any(seen[own] for own, seen in with_own):
+    keys = len(marked)
+    concerned = [
+        (row + shift, seen) for row, seen in picked if 0 <= row + shift < keys and marked[row + shift]
+    ]
+    if not all(seen[key] for key, seen in concerned):
         return False
-    columns = 0
-    for _, seen in picked:
-        columns |= int.from_bytes(seen, "little")
-    marked = columns.to_bytes(keys, "little")
-    concerned = [(own, seen) for own, seen in with_own if marked[own]]
-    if not all(
-        seen[own] and (_is_run(seen) or (shift > 0 and 0 not in seen[:shift])) for own, seen in concerned
-    ):
+    if not all(_is_run(seen) or (shift > 0 and 0 not in seen[:shift]) for _, seen in concerned):
         return False
-    if not any(seen.find(1) < own for own, seen in concerned):
+    if not any(seen.find(1) < key for key, seen in concerned):
         return False  # each hides itself alone, or itself and what follows
     if square:
         return any(seen != picked[0][1] for _, seen in picked)  # else keys that are padding
-    ends = [(own, seen.rfind(1)) for own, seen in concerned]
+    ends = [seen.rfind(1) for _, seen in concerned]
     if shift:
-        return any(last < keys - 1 for _, last in ends)  # else the empty end of a cache
-    return all(
-        own == last and seen.count(1) == last - seen.find(1) + 1
-        for (own, last), (_, seen) in zip(ends, concerned, strict=True)
-    )
+        return any(last < keys - 1 for last in ends)  # else the empty end of a cache
+    runs = (seen.count(1) == last - seen.find(1) + 1 for last, (_, seen) in zip(ends, concerned, strict=True))
+    return ends == [key for key, _ in concerned] and all(runs)
 
 
 def _is_run(seen: bytes) -> bool:
@@ -203,11 +230,3 @@ def _is_run(seen: bytes) -> bool:
         count -= seen.find(0)
         first = seen.find(1, seen.find(0))
     return count == last - first + 1
-
-
-def _are_padding(hidden: list[int], picked: Rows, *, square: bool) -> bool:
-    """Whether rows that see nothing stand for tokens that are none."""
-    if square:
-        return all(seen[row] for row in hidden for _, seen in picked)
-    order = [row for row, _ in picked]
-    return hidden in (order[: len(hidden)], order[-len(hidden) :])
