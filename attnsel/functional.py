@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 
 from attnsel.base.suggestions import arguments_of, unknown_argument
-from attnsel.runtime.call import (
-    NO_EXTRAS,
-    Config,
-    Extras,
-    config,
-    mask_name,
-    read_attn_mask,
-    unpack,
-    window_pair,
-)
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, torch_mask, unpack, window_pair
 from attnsel.runtime.dispatch import attend, attend_again, attend_anew
 
 
@@ -102,7 +93,7 @@ def attention(
     said = ""
     if attn_mask is not None:
         said, kind = "mask", mask_name(attn_mask_type)
-        read = read_attn_mask(attn_mask, attention_mask, kind, core_attention_bias_type, core_attention_bias)
+        read = torch_mask(attn_mask, attention_mask, kind, core_attention_bias_type, core_attention_bias)
         attn_mask_type, core_attention_bias_type, attention_mask, core_attention_bias = read
     given = (
         qkv_format, attn_mask_type, window_size, bottom_right_diagonal, softmax_scale, softcap,

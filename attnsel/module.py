@@ -22,16 +22,7 @@ from attnsel.params.attention import MOST
 from attnsel.params.options import exchange_named
 from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
-from attnsel.runtime.call import (
-    NO_EXTRAS,
-    Config,
-    Extras,
-    config,
-    mask_name,
-    read_attn_mask,
-    unpack,
-    window_pair,
-)
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, torch_mask, unpack, window_pair
 from attnsel.runtime.dispatch import attend, explain
 from attnsel.runtime.inputs import packed_starts
 
@@ -251,7 +242,7 @@ class DotProductAttention(nn.Module):
             said = ""
             if attn_mask is not None:
                 kind = static.attn_mask_type if attn_mask_type is None else mask_name(attn_mask_type)
-                read = read_attn_mask(
+                read = torch_mask(
                     attn_mask, attention_mask, kind, core_attention_bias_type, core_attention_bias
                 )
                 said = "mask"
@@ -350,9 +341,7 @@ class DotProductAttention(nn.Module):
         if given["attn_mask"] is not None:
             kind = mask_name(given["attn_mask_type"] or self._static["attn_mask_type"])
             names = ("attn_mask_type", "core_attention_bias_type", "attention_mask", "core_attention_bias")
-            stand = read_attn_mask(
-                given["attn_mask"], given[names[2]], kind, given[names[1]], given[names[3]]
-            )
+            stand = torch_mask(given["attn_mask"], given[names[2]], kind, given[names[1]], given[names[3]])
             given |= {**dict(zip(names, stand, strict=True)), "said": "mask"}
         tensors = {name: given[name] for name in Extras._fields if name in given}
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)

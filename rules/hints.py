@@ -12,6 +12,10 @@ from attnsel.rules.api import REGISTRY, Advice, Rule, hint
 
 _MANY_HEADS = 256  # Falcon-180B has 232
 _NARROW, _MOST_KEY_HEADS = 96, (72, 128)  # of narrow heads OPT-66B's 72 are a bound, of wider ones T5-11B's
+_SHORT_ROWS = {  # how many sequences, by their rows, are more than a batch
+    "sbhd": {1: 32, 2: 16, 3: 24, 4: 32, 5: 320, 6: 384, 7: 448, 8: 512},
+    "bshd": {2: 128, 3: 192, 4: 256},
+}
 _MASK_STEP = 8  # elements; mem_eff_alignment in PyTorch's attention.cpp
 _BOUNDARY = 16  # bytes
 _UNMASKED: dict[str, MaskType] = {"causal": "no_mask", "padding_causal": "padding"}
@@ -254,15 +258,8 @@ def batch_and_rows_swapped(p: AttentionParams, env: Environment) -> Advice | Non
     Source: TransformerEngine v2.18, DotProductAttention, qkv_format; flash-attention v2.8.3, flash_attn_func.
     """
     batch, rows, fmt = p.batch_size, p.max_seqlen_q, p.qkv_format
-    if not 0 < rows <= 8 or rows != p.max_seqlen_kv or fmt not in ("sbhd", "bshd"):
-        return None
-    if fmt == "bshd":
-        fewest = 64 * rows if 2 <= rows <= 4 else None
-    elif rows == 1:
-        fewest = 32 if p.is_training else None
-    else:
-        fewest = max(16, 8 * rows) if rows <= 4 else 64 * rows
-    if fewest is None or batch < fewest:
+    fewest = _SHORT_ROWS.get(fmt, {}).get(rows)
+    if fewest is None or batch < fewest or rows != p.max_seqlen_kv or (rows == 1 and not p.is_training):
         return None
     other = "[b, s, h, d] is bshd" if fmt == "sbhd" else "[s, b, h, d] is sbhd"
     plural = "" if rows == 1 else "s"

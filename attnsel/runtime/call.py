@@ -326,7 +326,7 @@ def mask_name(attn_mask_type: str) -> str:
     return name
 
 
-def read_attn_mask(
+def torch_mask(
     attn_mask: Any, attention_mask: Any, kind: str, bias_type: str, bias: Any
 ) -> tuple[str, str, Any, Any]:
     """``attn_mask`` as F.sdpa reads it: bool with True = takes part, or floating and added to the scores.
@@ -343,9 +343,7 @@ def read_attn_mask(
             allowed = "must be torch.bool, True = takes part, or one tensor of floats, added to the scores"
             raise InvalidInput("attn_mask.dtype", str(mask.dtype), allowed)
     if attention_mask is not None:
-        raise InvalidInput(
-            "attn_mask", "a tensor", "must be left out beside attention_mask, or that beside it"
-        )
+        raise InvalidInput("attn_mask", "a tensor", "must be left out beside attention_mask")
     floating = masks[0].is_floating_point()
     if kind not in ("no_mask", "arbitrary") and (floating or "padding" not in kind):
         allowed = "must be no_mask or arbitrary beside attn_mask, which says all that is visible"
@@ -355,9 +353,7 @@ def read_attn_mask(
         kind = "arbitrary" if kind == "no_mask" else kind
         return kind, bias_type, hidden[0] if attn_mask is masks[0] else hidden, bias
     if bias is not None or bias_type != "no_bias":
-        raise InvalidInput(
-            "core_attention_bias_type", bias_type, "must be no_bias beside an attn_mask of floats"
-        )
+        raise InvalidInput("core_attention_bias_type", bias_type, "must be no_bias beside such an attn_mask")
     return "no_mask", "post_scale_bias", None, attn_mask
 
 

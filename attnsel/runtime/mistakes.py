@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import reduce
 from itertools import islice
 from operator import and_, or_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,25 +27,20 @@ from attnsel.runtime.call import Call
 from attnsel.runtime.inputs import real_lengths
 from attnsel.runtime.refusals import is_transformed
 
-_LAYOUTS = ("HINT004", "HINT011")
-_INVERTED = (
-    "True means masked out here, as in TransformerEngine, and visible in F.sdpa: "
-    "attn_mask=mask, or attention_mask=~mask"
-)
+_INVERTED = "{}. True means masked out here, as in TransformerEngine, and visible in F.sdpa: {}"
+_INSTEAD = "attn_mask=mask, or attention_mask=~mask"
 _SIGN = (
-    "alibi_slopes below 0 favour what is far away: -slope * distance is added here, so that they are above "
-    "0: alibi_slopes=-slopes"
+    "alibi_slopes below 0 favour what is far away, as -slope * distance is added here: alibi_slopes=-slopes"
 )
 
 
 def suspicions_of(call: Call, selection: Selection) -> list[Suspicion]:
     """Every reason to think that this call was meant otherwise."""
-    config, p = call.config, selection.params
+    config, p, found = call.config, selection.params, []
     kind = (config.qkv_format, config.attn_mask_type, p.num_heads, p.num_gqa_groups, p.head_dim_qk)
-    codes = [] if "layout" in config.said else list(_LAYOUTS)
+    codes = [] if "layout" in config.said else ["HINT004", "HINT011"]
     if _sees_too_little(call, p):
         codes.append("HINT002" if p.max_seqlen_q == 1 else "HINT001")
-    found = []
     for code in codes:
         advice = REGISTRY.pages[code].advice(p, selection.environment)  # type: ignore[attr-defined]
         if advice is not None:
@@ -53,7 +48,7 @@ def suspicions_of(call: Call, selection: Selection) -> list[Suspicion]:
     if call.extras.attention_mask is not None and "mask" not in config.said:
         looks = looks_inverted(call)
         if looks:
-            found.append(Suspicion("HINT009", f"{looks}. {_INVERTED}", (*kind, looks)))
+            found.append(Suspicion("HINT009", _INVERTED.format(looks, _INSTEAD), (*kind, looks)))
     slopes = call.extras.alibi_slopes
     if slopes is not None and _may_read(slopes, call) and bool((slopes < 0).any()):
         found.append(Suspicion("HINT012", _SIGN, kind))
@@ -67,34 +62,28 @@ def _may_read(t: Any, call: Call) -> bool:
     return t.is_cpu or (t.is_cuda and (call.settings.check or call.settings.debug > 1))
 
 
-# ---- Fewer queries than keys below a diagonal that starts at the top left --------------------------------
-
-
 def _sees_too_little(call: Call, p: AttentionParams) -> bool:
-    """Whether a causal mask from the top left hides keys that stand before the queries, as in a cache."""
-    config = call.config
+    """Whether a causal mask from the top left hides keys that stand before the queries, as in a cache.
+
+    With lengths: whether some sequence has fewer queries than keys. Where they cannot be read, one query has,
+    and so has a packed batch of fewer queries than keys.
+    """
+    config, extras, s_q = call.config, call.extras, p.max_seqlen_q
     if config.attn_mask_type not in ("causal", "padding_causal") or config.bottom_right_diagonal is not None:
         return False
-    if "diagonal" in config.said or not 0 < p.max_seqlen_q < p.max_seqlen_kv:
+    if "diagonal" in config.said or not 0 < s_q < p.max_seqlen_kv:
         return False
-    return not config.has_padding or _fewer_queries(call, p)
-
-
-def _fewer_queries(call: Call, p: AttentionParams) -> bool:
-    """Whether some sequence has fewer queries than keys, as far as its lengths can be read; where they
-    cannot, one query has, and so has a packed batch of fewer queries than keys."""
-    extras = call.extras
+    if not config.has_padding:
+        return True
     rows, keys = real_lengths(extras)
     if rows is keys:
         return False
     if keys is not None and _may_read(keys, call) and (rows is None or _may_read(rows, call)):
         counts = keys.tolist()
-        asked = [p.max_seqlen_q] * len(counts) if rows is None else rows.tolist()
+        asked = [s_q] * len(counts) if rows is None else rows.tolist()
         return any(0 < n < m for n, m in zip(asked, counts, strict=True))
-    if p.max_seqlen_q == 1:
-        return True
     whole = extras.block_table is None and extras.cu_seqlens_kv_padded is None
-    return call.config.qkv_format == "thd" and whole and call.q.shape[0] < call.k.shape[0]
+    return s_q == 1 or (config.qkv_format == "thd" and whole and call.q.shape[0] < call.k.shape[0])
 
 
 # ---- A bool mask that hides what it should show ----------------------------------------------------------
@@ -103,32 +92,11 @@ def _fewer_queries(call: Call, p: AttentionParams) -> bool:
 # key from a row is too, unless the row is padding: then its own key is hidden from all, or it stands at an
 # end of the rows of cross attention.
 #
-# Of a long mask some rows are looked at, evenly spaced, and some whose own key is hidden. Bytes are read as
-# they lie.
+# Of a long mask some rows are looked at, evenly spaced, and some whose own key is hidden: bytes, as they lie.
 
 _ROWS = 16  # of one pattern, and as many whose own key is hidden
 _ROWS_IN_ALL = 64
-_AT_ONCE = 1 << 16  # bytes that are copied sooner than row by row
 _MOST_COPIED = 1 << 20  # elements of a mask whose rows are no runs of memory
-
-Rows = list[tuple[int, bytes]]  # which of the mask's rows, and its keys: 1 is hidden
-
-
-class _Pattern(NamedTuple):
-    """[rows, keys] of a mask as it lies in memory, ``step`` bytes from row to row."""
-
-    lies: memoryview
-    rows: int
-    keys: int
-    step: int
-
-    def own(self, shift: int) -> bytes:
-        """Whether each row's own key is hidden, on the diagonal ``shift`` keys to the right."""
-        return self.lies[shift :: self.step + 1].tobytes()[: self.rows]
-
-    def read(self, rows: Iterable[int]) -> Rows:
-        lies = self.lies.tobytes() if len(self.lies) <= _AT_ONCE else self.lies
-        return [(n, bytes(lies[n * self.step : n * self.step + self.keys])) for n in rows]
 
 
 def looks_inverted(call: Call) -> str | None:
@@ -137,14 +105,14 @@ def looks_inverted(call: Call) -> str | None:
     for mask in given if isinstance(given, (tuple, list)) else (given,):
         if _may_read(mask, call) and mask.dtype == torch.bool and mask.numel():
             for pattern in _patterns(mask if mask.is_cpu else mask.cpu()):
-                looks = _told_of(pattern)
+                looks = _told_of(*pattern)
                 if looks:
                     return looks
     return None
 
 
-def _patterns(mask: Tensor) -> Iterator[_Pattern]:
-    """The [rows, keys] that a mask on the CPU holds, each once; of many, some."""
+def _patterns(mask: Tensor) -> Iterator[tuple[memoryview, int, int, int]]:
+    """Each [rows, keys] of a mask on the CPU, of many some: memory, rows, keys, bytes from row to row."""
     mask = mask if mask.dim() > 1 else mask.reshape(1, -1)
     if mask.stride(-1) != 1 and mask.shape[-1] > 1:
         if mask.numel() > _MOST_COPIED:
@@ -152,75 +120,61 @@ def _patterns(mask: Tensor) -> Iterator[_Pattern]:
         mask = mask.contiguous()
     *leading, rows = [1 if step == 0 else n for n, step in zip(mask.shape[:-1], mask.stride(), strict=False)]
     *outer, step, _ = mask.stride()
-    keys, first = mask.shape[-1], mask.data_ptr()
+    bytes_of_it = ctypes.c_ubyte * ((rows - 1) * step + mask.shape[-1])
     for number in _evenly(math.prod(leading), _ROWS_IN_ALL // min(rows, _ROWS)):
-        start = first
+        start = mask.data_ptr()
         for count, far in zip(reversed(leading), reversed(outer), strict=True):
             number, place = divmod(number, count)
             start += place * far
-        yield _Pattern(_bytes_at(start, (rows - 1) * step + keys), rows, keys, step)
-
-
-def _bytes_at(address: int, count: int) -> memoryview:
-    return memoryview((ctypes.c_ubyte * count).from_address(address))
+        yield memoryview(bytes_of_it.from_address(start)), rows, mask.shape[-1], step
 
 
 def _evenly(count: int, most: int) -> list[int]:
     """At most so many of the first ``count`` numbers, both ends among them."""
-    if count <= most:
-        return list(range(count))
-    return [n * (count - 1) // (most - 1) for n in range(most)]
+    return list(range(count)) if count <= most else [n * (count - 1) // (most - 1) for n in range(most)]
 
 
-def _told_of(pattern: _Pattern) -> str | None:
-    rows, keys = pattern.rows, pattern.keys
+def _told_of(lies: memoryview, rows: int, keys: int, step: int) -> str | None:
     looked_at = _evenly(rows, _ROWS)
-    if rows <= keys and rows > 1:
-        own = pattern.own(keys - rows)
-        if 1 not in own and (rows == keys or 1 not in pattern.own(0)):
+    if 1 < rows <= keys:
+        own = lies[keys - rows :: step + 1].tobytes()  # on the diagonal that ends at the bottom right
+        if 1 not in own and (rows == keys or 1 not in lies[:: step + 1].tobytes()[:rows]):
             return None  # no row hides everything, or its own key: almost every mask
         looked_at = sorted({*looked_at, *islice((n for n, hidden in enumerate(own) if hidden), _ROWS)})
-    picked = pattern.read(looked_at)
-    hidden = [row for row, seen in picked if 0 not in seen]
+    picked = [lies[n * step : n * step + keys].tobytes() for n in looked_at]
+    hidden = [row for row, seen in zip(looked_at, picked, strict=True) if 0 not in seen]
     if len(hidden) == len(picked):
         return "the mask hides every key"
-    marks = [int.from_bytes(seen, "little") for _, seen in picked]
+    marks = [int.from_bytes(seen, "little") for seen in picked]
     marked = reduce(or_, marks).to_bytes(keys, "little")  # hidden from some row
-    if rows > 1 and any(_hides_a_pattern(picked, marked, n, rows == keys) for n in {0, keys - rows}):
-        return "the mask hides each query's own key, and what it hides looks like what should be visible"
-    if not hidden:
-        return None
+    for shift in {0, keys - rows} if rows > 1 else ():
+        own_keys = [(row + shift, seen) for row, seen in zip(looked_at, picked, strict=True)]
+        if _hides_a_pattern([one for one in own_keys if 0 <= one[0] < keys], marked, shift, rows == keys):
+            return "the mask hides each query's own key, and what it hides looks like what should be visible"
+    padding = hidden in (looked_at[: len(hidden)], looked_at[-len(hidden) :])
     if rows == keys:
         never = reduce(and_, marks).to_bytes(keys, "little")  # hidden from every row
         padding = all(never[row] for row in hidden)
-    else:
-        padding = hidden in (looked_at[: len(hidden)], looked_at[-len(hidden) :])
     some = " that were looked at" if len(picked) < rows else ""
-    return None if padding else f"the mask hides every key from {len(hidden)} of {len(picked)} rows{some}"
+    return f"the mask hides every key from {len(hidden)} of {len(picked)} rows{some}" if not padding else None
 
 
-def _hides_a_pattern(picked: Rows, marked: bytes, shift: int, square: bool) -> bool:
-    """Whether what some rows hide is a visible pattern, with the diagonal ``shift`` keys to the right.
+def _hides_a_pattern(own: list[tuple[int, bytes]], marked: bytes, shift: int, square: bool) -> bool:
+    """Whether what rows hide is a visible pattern, with the diagonal ``shift`` keys to the right.
 
-    A row whose own key no row hides (``marked``) is padding of the pattern.
+    own: the place of each row's own key, and what the row hides. One whose own key no row hides (``marked``)
+    is padding of the pattern.
     """
-    keys = len(marked)
-    concerned = [
-        (row + shift, seen) for row, seen in picked if 0 <= row + shift < keys and marked[row + shift]
-    ]
-    if not all(seen[key] for key, seen in concerned):
-        return False
-    if not all(_is_run(seen) or (shift > 0 and 0 not in seen[:shift]) for _, seen in concerned):
+    concerned = [(key, seen) for key, seen in own if marked[key]]
+    if not all(
+        seen[key] and (_is_run(seen) or (shift > 0 and 0 not in seen[:shift])) for key, seen in concerned
+    ):
         return False
     if not any(seen.find(1) < key for key, seen in concerned):
         return False  # each hides itself alone, or itself and what follows
-    if square:
-        return any(seen != picked[0][1] for _, seen in picked)  # else keys that are padding
-    ends = [seen.rfind(1) for _, seen in concerned]
-    if shift:
-        return any(last < keys - 1 for last in ends)  # else the empty end of a cache
-    runs = (seen.count(1) == last - seen.find(1) + 1 for last, (_, seen) in zip(ends, concerned, strict=True))
-    return ends == [key for key, _ in concerned] and all(runs)
+    if square or shift:  # else keys are padding: the same for all rows, or at the end of each
+        return any(not seen[-1] for _, seen in concerned) and any(seen != own[0][1] for _, seen in own)
+    return all(key == seen.rfind(1) == seen.find(1) + seen.count(1) - 1 for key, seen in concerned)
 
 
 def _is_run(seen: bytes) -> bool:

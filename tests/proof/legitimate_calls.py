@@ -297,7 +297,7 @@ def _visible(rng: random.Random, b: int, s_q: int, s_kv: int) -> tuple[str, Tens
     names += ["window, left padding", "sinks and window"]
     if square:
         names += ["both pad", "documents", "causal documents", "prefix", "causal, right padding"]
-        names += ["band", "global tokens", "not itself"]
+        names += ["band", "global tokens"] + (["not itself"] if s_q > 1 else [])
     else:
         names += ["tree", "both pad across", "cache with an empty tail"]
     name = rng.choice(names)
