@@ -9,14 +9,15 @@ import os
 import platform
 import sys
 import warnings
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel._version import __version__
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.processes import ForkSafeLock
 from attnsel.base.records import stamped
-from attnsel.errors import Caller, caller, printable, short
+from attnsel.errors import Caller, SuspiciousCall, caller, printable, short
 from attnsel.report.answer import one_line
 from attnsel.report.copy_advice import COPIES, advice
 from attnsel.report.short import report_document, selection_record
@@ -48,7 +49,8 @@ class SelfCheckWarning(UserWarning):
 
 
 class HintWarning(UserWarning):
-    """What was asked may not be what was meant (``attnsel rules --family HINT``). Under ATTNSEL_DEBUG."""
+    """What was asked may not be what was meant (``attnsel rules --family HINT``): where the numbers are then
+    probably wrong, by default; of everything else under ATTNSEL_DEBUG."""
 
 
 class CopyWarning(UserWarning):
@@ -58,13 +60,26 @@ class CopyWarning(UserWarning):
     """
 
 
+class Suspicion(NamedTuple):
+    """Why a call was probably meant otherwise. ``kind``: of calls of one kind it is said once."""
+
+    code: str
+    text: str
+    kind: tuple[Any, ...] = ()
+
+
 _lock = ForkSafeLock()
 _announced: set[Any] = set()
 _MOST_REMEMBERED = 4096  # selections; far above what one program meets
 
 
-def announce(selection: SelectionView, settings: Settings, label: str = "") -> None:
-    """Say what was selected, if these settings ask for it and it was not said before."""
+def announce(
+    selection: SelectionView, settings: Settings, label: str = "", suspicions: Sequence[Suspicion] = ()
+) -> None:
+    """Say what was selected, if these settings ask for it and it was not said before; and ``suspicions`` in
+    any case. Raises SuspiciousCall for them under ATTNSEL_STRICT."""
+    for one in suspicions:
+        _warn_of_mistake(one, settings, label)
     if selection.backend is not None and selection[selection.backend].adaptations:
         _warn_copies(selection, settings, label)
     slow = is_slow_path(selection)
@@ -77,15 +92,30 @@ def announce(selection: SelectionView, settings: Settings, label: str = "") -> N
         _warn(one_line(selection), SlowPathWarning)
         return
     _emit(_text(selection, settings, label), settings)
+    said = {one.code for one in suspicions}
     for remark in selection.hints:
-        warn_hint(remark.code, remark.message, settings, label)
+        if remark.code not in said:
+            _warn_hint(Suspicion(remark.code, remark.message), settings, label)
 
 
-def warn_hint(code: str, message: str, settings: Settings, label: str = "") -> None:
-    """One warning per module and hint, whatever the sizes."""
-    if _is_news(("hint", label, code), settings):
+def _warn_of_mistake(one: Suspicion, settings: Settings, label: str) -> None:
+    """With the way to be told no more; as an error at every call of a strict process."""
+    if settings.strict and not _is_silenced(one.code, settings):
         whose = f"{printable(label)}: " if label else ""
-        _warn(f"{whose}{message} [{code}]", HintWarning)
+        raise SuspiciousCall(f"{whose}{one.text} [{one.code}]", one.code)
+    quiet = f"{one.text}. Meant so: ATTNSEL_SILENCE={one.code}"
+    _warn_hint(one._replace(text=quiet), settings, label)
+
+
+def _warn_hint(one: Suspicion, settings: Settings, label: str) -> None:
+    """One warning per module, hint and kind of call, whatever the sizes."""
+    if not _is_silenced(one.code, settings) and _is_news(("hint", label, one.code, one.kind), settings):
+        whose = f"{printable(label)}: " if label else ""
+        _warn(f"{whose}{one.text} [{one.code}]", HintWarning)
+
+
+def _is_silenced(code: str, settings: Settings) -> bool:
+    return code in settings.silence or "all" in settings.silence
 
 
 def announce_handed_over(function: str, reason: str, settings: Settings) -> None:

@@ -40,6 +40,17 @@ class UnsupportedArgument(NotImplementedError):
     """An argument that attnsel knows and cannot honour yet. It is never ignored instead."""
 
 
+class SuspiciousCall(ValueError):
+    """Under ATTNSEL_STRICT: a call that runs, and was probably meant otherwise. ``code``: of its page."""
+
+    def __init__(self, message: str, code: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.code)
+
+
 def printable(text: str) -> str:
     """``text`` in one line that a terminal shows as it stands: control and format characters, line ends and
     lone surrogates are written as escapes. What comes from outside goes through here before it is shown."""

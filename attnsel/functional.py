@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnsel.base.suggestions import arguments_of, unknown_argument
-from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, unpack, window_pair
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, torch_mask, unpack, window_pair
 from attnsel.runtime.dispatch import attend, attend_again, attend_anew
 
 
@@ -47,6 +47,7 @@ def attention(
     return_max_logit: bool = False,
     backend: str | None = None,
     adapt: str | None = None,
+    attn_mask: Any = None,
     **unknown: NoReturn,
 ) -> Any:
     """Scaled dot-product attention by the best kernel that can run exactly this call.
@@ -60,8 +61,11 @@ def attention(
         ``bhsd``. They are read where they lie, and get a gradient of their own shape.
     attn_mask_type: no_mask, causal, padding, padding_causal, causal_bottom_right,
         padding_causal_bottom_right or arbitrary. ``causal`` starts at the top left corner.
-    attention_mask: bool, True = masked OUT, unlike F.sdpa. With padding types [b, 1, 1, s] (a pair for q and
-        kv when they differ); with ``arbitrary`` anything that broadcasts to [b, h, s_q, s_kv].
+    attn_mask: a mask as F.sdpa takes it: bool, True = takes part, or floating, added to the scores. It says
+        all that is visible, so attn_mask_type is left out, or a padding type beside [b, 1, 1, s].
+    attention_mask: bool, True = masked OUT, as in TransformerEngine; one of the two. With padding types
+        [b, 1, 1, s] (a pair for q and kv when they differ); with ``arbitrary`` anything that broadcasts to
+        [b, h, s_q, s_kv].
     window_size: (left, right) keys around the diagonal, inclusive, -1 for no bound.
     softmax_scale: 1 / sqrt(d) if None.
     core_attention_bias: with core_attention_bias_type pre_scale_bias or post_scale_bias, broadcastable to
@@ -86,10 +90,15 @@ def attention(
     """
     if unknown:
         raise unknown_argument("attention", next(iter(unknown)), arguments_of(attention))
+    said = ""
+    if attn_mask is not None:
+        said, kind = "mask", mask_name(attn_mask_type)
+        read = torch_mask(attn_mask, attention_mask, kind, core_attention_bias_type, core_attention_bias)
+        attn_mask_type, core_attention_bias_type, attention_mask, core_attention_bias = read
     given = (
         qkv_format, attn_mask_type, window_size, bottom_right_diagonal, softmax_scale, softcap,
         attention_dropout, softmax_type, core_attention_bias_type, is_training, deterministic,
-        return_lse, return_max_logit, backend, adapt,
+        return_lse, return_max_logit, backend, adapt, said,
     )  # fmt: skip
     compiling = torch.compiler.is_compiling()
     try:
@@ -138,7 +147,7 @@ def attention(
 _STATIC = (
     *("qkv_format", "attn_mask_type", "window_size", "bottom_right_diagonal", "softmax_scale", "softcap"),
     *("attention_dropout", "softmax_type", "bias_type", "is_training", "deterministic"),
-    *("return_lse", "return_max_logit", "backend", "adapt"),
+    *("return_lse", "return_max_logit", "backend", "adapt", "said"),
 )
 
 

@@ -22,7 +22,7 @@ from attnsel.params.attention import MOST
 from attnsel.params.options import exchange_named
 from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
-from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, unpack, window_pair
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, torch_mask, unpack, window_pair
 from attnsel.runtime.dispatch import attend, explain
 from attnsel.runtime.inputs import packed_starts
 
@@ -198,6 +198,8 @@ class DotProductAttention(nn.Module):
         qkv_layer: Tensor | None = None,
         kv_layer: Tensor | None = None,
         qkv_interleave_dim: int = -3,
+        *,
+        attn_mask: Any = None,
         **not_yet: Any,
     ) -> Any:
         """Attention of these tensors; shapes and defaults as in TransformerEngine.
@@ -211,7 +213,8 @@ class DotProductAttention(nn.Module):
         -2; kv_layer: the same for keys and values, [.., 2, g, d] or [.., g, 2, d]. They are read where they
         lie, and get a gradient of their own shape.
 
-        attention_mask: bool, True = masked OUT, as in TransformerEngine and unlike F.sdpa.
+        attention_mask: bool, True = masked OUT, as in TransformerEngine and unlike F.sdpa. attn_mask: as
+        F.sdpa takes it, bool with True = takes part, or floating; beside no_mask, arbitrary or padding types.
 
         block_table: int32 [b, n] for keys and values in pages, see :func:`attnsel.attention`;
         TransformerEngine takes InferenceParams instead. pad_between_seqs says whether *_padded leave gaps;
@@ -236,6 +239,14 @@ class DotProductAttention(nn.Module):
                 )
             offset = self.softmax_offset if self._learnable else None
             static = self._configs[self.training]
+            said = ""
+            if attn_mask is not None:
+                kind = static.attn_mask_type if attn_mask_type is None else mask_name(attn_mask_type)
+                read = torch_mask(
+                    attn_mask, attention_mask, kind, core_attention_bias_type, core_attention_bias
+                )
+                said = "mask"
+                attn_mask_type, core_attention_bias_type, attention_mask, core_attention_bias = read
             if not (
                 qkv_format is None
                 and attn_mask_type is None
@@ -252,6 +263,7 @@ class DotProductAttention(nn.Module):
                     bottom_right_diagonal,
                     core_attention_bias_type,
                     softmax_scale,
+                    said,
                 )
             interleaved = type(qkv_interleave_dim) is not int or qkv_interleave_dim != -3
             packed = interleaved or qkv_layer is not None or kv_layer is not None
@@ -326,6 +338,11 @@ class DotProductAttention(nn.Module):
             lengths, padded = (tuple(given[s + end] for s in sides) for end in ("", "_padded"))
             starts = packed_starts(gaps, lengths, padded)
             given |= {s + "_padded": t for s, t in zip(sides, starts, strict=True)}
+        if given["attn_mask"] is not None:
+            kind = mask_name(given["attn_mask_type"] or self._static["attn_mask_type"])
+            names = ("attn_mask_type", "core_attention_bias_type", "attention_mask", "core_attention_bias")
+            stand = torch_mask(given["attn_mask"], given[names[2]], kind, given[names[1]], given[names[3]])
+            given |= {**dict(zip(names, stand, strict=True)), "said": "mask"}
         tensors = {name: given[name] for name in Extras._fields if name in given}
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
         overrides = [given[name] for name in signature(_overridden).parameters if name in given]
@@ -391,6 +408,7 @@ def _overridden(
     bottom_right_diagonal: Any,
     core_attention_bias_type: Any,
     softmax_scale: Any,
+    said: str = "",
 ) -> Config:
     """The module's static side with what a call says otherwise; None says nothing."""
     changes = {
@@ -403,7 +421,7 @@ def _overridden(
         changes |= {"attn_mask_type": mask_name(attn_mask_type), "bottom_right_diagonal": None}
     if bottom_right_diagonal is not None:
         changes["bottom_right_diagonal"] = bottom_right_diagonal
-    return base.replace(**changes, bias_type=core_attention_bias_type)
+    return base.replace(**changes, bias_type=core_attention_bias_type, said=said)
 
 
 _known_override = lru_cache(maxsize=4096, typed=True)(_overridden)

@@ -7,6 +7,7 @@ The environment is read once, at first use; :func:`configure` reads it again and
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from pydantic import BeforeValidator, Field
 from attnsel.base.model import FrozenModel
 from attnsel.base.processes import ForkSafeLock
 from attnsel.base.suggestions import near, other_names, suggestion
-from attnsel.errors import InvalidInput, caller, printable
+from attnsel.errors import InvalidInput, caller, printable, short
 from attnsel.policy import Policy
 
 VARIABLES: dict[str, str] = {
@@ -35,9 +36,12 @@ VARIABLES: dict[str, str] = {
     "ATTNSEL_DEBUG_RANKS": "debug_ranks",
     "ATTNSEL_CHECK": "check",
     "ATTNSEL_SELFCHECK": "selfcheck",
+    "ATTNSEL_STRICT": "strict",
+    "ATTNSEL_SILENCE": "silence",
     "ATTNSEL_REPLAY_DIR": "replay_dir",
 }
 _PREFIX = "ATTNSEL_"
+_HINT = re.compile(r"HINT\d{3}|all")
 
 
 class VariableWarning(UserWarning):
@@ -47,6 +51,21 @@ class VariableWarning(UserWarning):
 def _read_selfcheck(value: Any) -> Any:
     """ "0" from 0 and False too, which say it as well in code."""
     return "0" if value is False or (isinstance(value, int) and value == 0) else value
+
+
+def _read_codes(value: Any) -> Any:
+    """``"HINT001, HINT009"`` from a variable, or a sequence of codes; ``all`` stands for every one."""
+    if isinstance(value, str):
+        value = [part.strip().upper().replace("ALL", "all") for part in value.split(",") if part.strip()]
+    if isinstance(value, (list, tuple)):
+        for code in value:
+            if not (isinstance(code, str) and _HINT.fullmatch(code)):
+                raise ValueError(
+                    f"{short(code)} is no hint; allowed: all, or codes such as HINT009 "
+                    "(attnsel rules --family HINT)"
+                )
+        return tuple(value)
+    return value
 
 
 class Settings(FrozenModel):
@@ -71,6 +90,10 @@ class Settings(FrozenModel):
     )
     selfcheck: Annotated[Literal["0", "unproven", "all"], BeforeValidator(_read_selfcheck)] = Field(
         default="unproven", description="whose first call is compared with tiled"
+    )
+    strict: bool = Field(default=False, description="a call that was probably meant otherwise raises")
+    silence: Annotated[tuple[str, ...], BeforeValidator(_read_codes)] = Field(
+        default=(), description="HINT codes that are not said, or all"
     )
     replay_dir: str | None = Field(
         default=None, description="a kernel that refuses or is wrong leaves a file there: attnsel replay"

@@ -10,7 +10,12 @@ from attnsel.environment.versions import Version, cudnn, transformer_engine
 from attnsel.params import AttentionParams, MaskType
 from attnsel.rules.api import REGISTRY, Advice, Rule, hint
 
-_MANY_HEADS = 256  # DeepSeek-V3 has 128, Falcon-180B 232
+_MANY_HEADS = 256  # Falcon-180B has 232
+_NARROW, _MOST_KEY_HEADS = 96, (72, 128)  # of narrow heads OPT-66B's 72 are a bound, of wider ones T5-11B's
+_SHORT_ROWS = {  # how many sequences, by their rows, are more than a batch
+    "sbhd": {1: 32, 2: 16, 3: 24, 4: 32, 5: 320, 6: 384, 7: 448, 8: 512},
+    "bshd": {2: 128, 3: 192, 4: 256},
+}
 _MASK_STEP = 8  # elements; mem_eff_alignment in PyTorch's attention.cpp
 _BOUNDARY = 16  # bytes
 _UNMASKED: dict[str, MaskType] = {"causal": "no_mask", "padding_causal": "padding"}
@@ -56,9 +61,11 @@ def one_query_sees_one_key(p: AttentionParams, env: Environment) -> Advice | Non
     """
     if not _top_left(p) or p.max_seqlen_q != 1:
         return None
-    other = f"{p.attn_mask_type}_bottom_right" if p.windowed else _UNMASKED[p.attn_mask_type]
+    cornered = f"{p.attn_mask_type}_bottom_right"
+    other = cornered if p.windowed else _UNMASKED[p.attn_mask_type]
+    say = cornered if p.windowed else f"{cornered} or {other}"
     text = (
-        f"one query under top-left {p.attn_mask_type} sees 1 key of {p.max_seqlen_kv}. To decode, say {other}"
+        f"one query under top-left {p.attn_mask_type} sees 1 key of {p.max_seqlen_kv}. To decode, say {say}"
     )
     return Advice(text, {"attn_mask_type": other})
 
@@ -90,15 +97,21 @@ def fp8_without_recipe(p: AttentionParams, env: Environment) -> Advice | None:
     passes={"num_heads": 16, "max_seqlen_q": 4096},
 )
 def heads_and_rows_swapped(p: AttentionParams, env: Environment) -> Advice | None:
-    """More than 256 heads over a shorter sequence: h and s are perhaps swapped
+    """Heads that look like a length, over few rows: h and s are perhaps swapped
 
     Why: both orders are four numbers and both run, each over the wrong dimension. F.sdpa takes [b, h, s, d];
-    TransformerEngine and FlashAttention take [b, s, h, d].
+    TransformerEngine and FlashAttention take [b, s, h, d]. Told are more than 256 heads over fewer rows; and
+    in self attention, over a quarter as many rows or fewer, more key and value heads than any model that is
+    known has: 128, and 72 where a head has at most 96 dimensions.
     Fix: qkv_format="bhsd" for tensors made for F.sdpa, or q.transpose(1, 2).
-    Source: the argument documentation of the three; DeepSeek-V3 has 128 heads, Falcon-180B 232.
+    Source: the argument documentation of the three; Falcon-180B has 232 heads in 8 groups (arXiv
+    2311.16867), T5-11B 128 of 128 (arXiv 1910.10683), OPT-66B 72 (arXiv 2205.01068).
     """
     heads, rows = p.num_heads, p.max_seqlen_q
-    if heads <= _MANY_HEADS or not 1 < rows < heads or p.qkv_format == "thd":
+    if p.qkv_format == "thd" or not 0 < rows < heads:
+        return None
+    own = heads == p.num_gqa_groups and rows == p.max_seqlen_kv and 4 * rows <= heads
+    if heads <= (_MOST_KEY_HEADS[p.head_dim_qk > _NARROW] if own else _MANY_HEADS):
         return None
     whose = "TransformerEngine's order is bshd" if p.qkv_format == "bhsd" else "F.sdpa's order is bhsd"
     text = f"{heads} heads of {rows} queries: are h and s swapped? This is {p.qkv_format}; {whose}"
@@ -193,11 +206,13 @@ def mask_rows_unaligned(p: AttentionParams, env: Environment) -> Advice | None:
 
 @hint("HINT009", of_tensors=True)
 def mask_polarity(p: AttentionParams, env: Environment) -> Advice | None:
-    """A bool mask that hides the causal triangle, or whole rows, may be inverted
+    """A bool mask that hides each query's own key, or whole rows, may be inverted
 
     Why: True means masked out here, as in TransformerEngine. In F.sdpa, and in most of transformers, True
-    means visible. An inverted mask runs and gives wrong numbers.
-    Fix: attention_mask=~mask for one that was made for F.sdpa.
+    means visible. An inverted mask runs and gives wrong numbers. Told, of a mask on the CPU, is one that
+    hides each query's own key and a set that models show (a triangle, a window, documents), and one that
+    hides every key: from all rows of a sequence, or from a row that is not padding.
+    Fix: attn_mask=mask for one that was made for F.sdpa, or attention_mask=~mask.
     Source: TransformerEngine v2.18, DotProductAttention.forward, attention_mask; torch 2.13, documentation of
     scaled_dot_product_attention, attn_mask.
     """
@@ -225,6 +240,43 @@ def torchs_own_ranks(p: AttentionParams, env: Environment) -> Advice | None:
         "PyTorch's own context_parallel fails with cuDNN here: same_strides(o, dO_) in backward (#176915); "
         "attnsel's does not use it"
     )
+
+
+@hint(
+    "HINT011",
+    fires_on={"qkv_layout": "sbhd", "batch_size": 128, "max_seqlen_q": 2},
+    passes={"qkv_layout": "sbhd", "batch_size": 2, "max_seqlen_q": 128},
+)
+def batch_and_rows_swapped(p: AttentionParams, env: Environment) -> Advice | None:
+    """A large batch of very short sequences: b and s are perhaps swapped
+
+    Why: TransformerEngine's default is [s, b, h, d], most others' is [b, s, h, d]; both run. Told is self
+    attention over 2 to 4 rows, in sbhd with 8 times as many sequences or more (16 at least), in bshd with 64
+    times as many; in sbhd over 5 to 8 rows with 64 times as many, and in training over a
+    single row of 32 sequences or more, which sees itself alone.
+    Fix: qkv_format="bshd" for [b, s, h, d], "sbhd" for [s, b, h, d].
+    Source: TransformerEngine v2.18, DotProductAttention, qkv_format; flash-attention v2.8.3, flash_attn_func.
+    """
+    batch, rows, fmt = p.batch_size, p.max_seqlen_q, p.qkv_format
+    fewest = _SHORT_ROWS.get(fmt, {}).get(rows)
+    if fewest is None or batch < fewest or rows != p.max_seqlen_kv or (rows == 1 and not p.is_training):
+        return None
+    other = "[b, s, h, d] is bshd" if fmt == "sbhd" else "[s, b, h, d] is sbhd"
+    plural = "" if rows == 1 else "s"
+    return Advice(f"{batch} sequences of {rows} row{plural}: are b and s swapped? This is {fmt}; {other}")
+
+
+@hint("HINT012", of_tensors=True)
+def slopes_below_zero(p: AttentionParams, env: Environment) -> Advice | None:
+    """ALiBi slopes below 0 favour what is far away
+
+    Why: -slope * distance is added to the scores here, as in FlashAttention and TransformerEngine, so slopes
+    are above 0. Code that adds slope * (j - i) itself has them with either sign. Told of slopes on the CPU.
+    Fix: alibi_slopes=-slopes.
+    Source: arXiv 2108.12409, section 3; flash-attention v2.8.3, flash_attn_func, alibi_slopes;
+    TransformerEngine v2.18, DotProductAttention.forward, alibi_slopes.
+    """
+    return None
 
 
 # ---- TE0xx: what is known of TransformerEngine's own attention, where its version was stated -----------

@@ -19,7 +19,8 @@ TRAIN = "examples/train_char_gpt.py"
 def run(script: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """A script in a fresh process that finds this checkout; one thread, because tests share the machine."""
     environ = without_switches()
-    environ |= {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1", **variables}
+    environ |= {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1", "ATTNSEL_STRICT": "1"}
+    environ |= variables  # strict: no call of an example looks like a mistake
     command = [sys.executable, str(ROOT / script), *map(str, arguments)]
     return subprocess.run(command, env=environ, capture_output=True, text=True, encoding="utf-8", timeout=300)
 

@@ -326,7 +326,7 @@ def scaled_dot_product_attention(
     reason, made = (reason, None) if reason else _read(*given, scale, enable_gqa)
     if made is not None:
         shape, mask = made
-        asked = _asked(mask.attn_mask_type, mask.bias_type, dropout_p, scale)
+        asked = _asked(mask.attn_mask_type, mask.bias_type, dropout_p, scale, folded=shape.lead is not None)
         try:
             out: Tensor = attend(asked, shape.q, shape.k, shape.v, mask.extras)
         except InvalidInput as error:
@@ -349,7 +349,10 @@ def _without_mask(dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any) -
     return _asked((CAUSAL if is_causal else NO_MASK).attn_mask_type, "no_bias", dropout_p, scale)
 
 
-def _asked(attn_mask_type: str, bias_type: str, dropout_p: float, scale: float | None) -> Config:
+def _asked(
+    attn_mask_type: str, bias_type: str, dropout_p: float, scale: float | None, folded: bool = False
+) -> Config:
+    """``folded``: leading dimensions were made one, so that heads may be those of a whole batch."""
     return config(
         qkv_format="bhsd",
         attn_mask_type=attn_mask_type,
@@ -358,6 +361,7 @@ def _asked(attn_mask_type: str, bias_type: str, dropout_p: float, scale: float |
         attention_dropout=dropout_p,
         is_training=dropout_p > 0.0,
         label="scaled_dot_product_attention",
+        said="mask diagonal layout" if folded else "mask diagonal",  # what torch means by them
     )
 
 

@@ -166,6 +166,7 @@ class Config(_Referable):
     head_dim_v: int | None = None
     label: str = ""
     replayable: bool = False  # dropout must be replayed from a seed tensor (see runtime/compiled.py)
+    said: str = ""  # of "mask", "diagonal", "layout": what the caller said so that it cannot be mistaken
 
     text: str = ""  # all of the above as JSON, for operators whose arguments are plain values
 
@@ -323,6 +324,37 @@ def mask_name(attn_mask_type: str) -> str:
     """A mask type's one spelling."""
     name: str = read_mask_type(attn_mask_type)
     return name
+
+
+def torch_mask(
+    attn_mask: Any, attention_mask: Any, kind: str, bias_type: str, bias: Any
+) -> tuple[str, str, Any, Any]:
+    """``attn_mask`` as F.sdpa reads it: bool with True = takes part, or floating and added to the scores.
+
+    Returns what says the same here: attn_mask_type, core_attention_bias_type, attention_mask and
+    core_attention_bias. A bool mask may stand beside a padding type, [b, 1, 1, s] (a pair where lengths
+    differ); nothing else hides anything beside it. Raises InvalidInput.
+    """
+    masks = attn_mask if isinstance(attn_mask, (tuple, list)) else (attn_mask,)
+    for mask in masks:
+        if not isinstance(mask, Tensor):
+            raise InvalidInput("attn_mask", type(mask).__name__, "must be a torch.Tensor")
+        if mask.dtype != torch.bool and not (mask.is_floating_point() and mask is attn_mask):
+            allowed = "must be torch.bool, True = takes part, or one tensor of floats, added to the scores"
+            raise InvalidInput("attn_mask.dtype", str(mask.dtype), allowed)
+    if attention_mask is not None:
+        raise InvalidInput("attn_mask", "a tensor", "must be left out beside attention_mask")
+    floating = masks[0].is_floating_point()
+    if kind not in ("no_mask", "arbitrary") and (floating or "padding" not in kind):
+        allowed = "must be no_mask or arbitrary beside attn_mask, which says all that is visible"
+        raise InvalidInput("attn_mask_type", kind, allowed)
+    if not floating:
+        hidden = tuple(~mask for mask in masks)
+        kind = "arbitrary" if kind == "no_mask" else kind
+        return kind, bias_type, hidden[0] if attn_mask is masks[0] else hidden, bias
+    if bias is not None or bias_type != "no_bias":
+        raise InvalidInput("core_attention_bias_type", bias_type, "must be no_bias beside such an attn_mask")
+    return "no_mask", "post_scale_bias", None, attn_mask
 
 
 def window_pair(window_size: Any) -> tuple[int, int] | None:

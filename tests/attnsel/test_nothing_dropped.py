@@ -410,6 +410,7 @@ OTHERS: dict[str, Callable[..., None] | str] = {
     "pad_between_seqs": gaps_are_as_they_are_said_to_be,
     "not_yet": what_forward_does_not_support_raises,
     **dict.fromkeys(("block_table", "qkv_layer", "kv_layer", "qkv_interleave_dim"), ELSEWHERE),
+    "attn_mask": "tests/attnsel/runtime/test_mistakes.py",
 }
 
 

@@ -294,6 +294,7 @@ NOT_REACHED = {
     "RUNTIME001": "speaks of what a kernel said when it ran",
     "RUNTIME002": "speaks of the numbers that a kernel gave",
     "HINT009": "is seen in the values of a mask",
+    "HINT012": "is seen in the values of slopes",
 }
 """Codes that no question reaches, and why."""
 

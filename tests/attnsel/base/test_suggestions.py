@@ -26,7 +26,7 @@ from attnsel.settings import Settings
 Q = torch.zeros(1, 4, 2, 8)
 CORE = DotProductAttention(2, 8, qkv_format="bshd")
 
-INVERTED = "did you mean attention_mask? True means masked OUT here, the opposite of F.sdpa: attention_mask=~"
+INVERTED = "did you mean attn_mask? True = takes part, as in F.sdpa; attention_mask is the opposite"
 CAUSAL = 'did you mean attn_mask_type="causal"?'
 WINDOW = "did you mean window_size=(left, right)?"
 LEFT_OUT = "leave it out: the heads of k and v say it"
@@ -60,7 +60,7 @@ def described(**wrong: Any) -> Any:
 
 MEANINGS: list[tuple[Callable[..., Any], str, str]] = [
     *((call, "is_causal", CAUSAL) for call in (built, run, explained, called, selected, AttentionParams)),
-    *((call, "attn_mask", INVERTED) for call in (run, explained, called)),
+    *((call, "mask", INVERTED) for call in (run, explained, called)),
     (AttentionParams, "attn_mask", 'did you mean attn_mask_type="arbitrary"?'),
     *((call, "dropout_p", "did you mean attention_dropout?") for call in (built, called, AttentionParams)),
     *((call, "dropout_p", OF_MODULE) for call in (run, explained)),
