@@ -189,11 +189,24 @@ class PolicyRule(Page):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Preference(Page):
-    """One reason to put a candidate before another: the lower value goes first."""
+class Placing(Page):
+    """A reason to put one candidate before another. ``short``: why one stands below, in a few words."""
+
+    short: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Preference(Placing):
+    """One by which all candidates are compared: the lower value goes first.
+
+    ``untimed``: what it rests on instead of published times; "" where those are its reason. ``contested``:
+    they contradict each other. ``against``: measurements that say the opposite.
+    """
 
     value: Callable[[RankKey, int | None, Policy], int]
-    short: str = ""  # why one stands below another, in a few words
+    untimed: str
+    contested: bool
+    against: tuple[str, ...]
 
 
 class Removed(NamedTuple):
@@ -372,17 +385,34 @@ def policy_rule(
     return register
 
 
-def preference(code: str, *, short: str, evidence: str) -> Callable[[Any], Any]:
+def preference(
+    code: str,
+    *,
+    short: str,
+    evidence: str,
+    untimed: str = "",
+    contested: bool = False,
+    against: tuple[str, ...] = (),
+) -> Callable[[Any], Any]:
     """Register an ordering: ``fn(rank_key, arch, policy) -> int``; lower first, first code decides.
 
-    ``short``: why a candidate that loses here stands below the other, in a few words.
+    ``short``: why a candidate that loses here stands below the other, in a few words. ``untimed``,
+    ``contested``, ``against``: see Preference.
 
     The value must not be lower for a candidate that is unknown or adapted than for the same one that is
     neither: the choice stops looking when nothing can be better (attnsel/decision.py).
     """
 
     def register(fn: Callable[[RankKey, int | None, Policy], int]) -> Any:
-        REGISTRY.add(Preference(**page_fields(code, fn, evidence), value=fn, short=short))
+        page = Preference(
+            **page_fields(code, fn, evidence),
+            value=fn,
+            short=short,
+            untimed=untimed,
+            contested=contested,
+            against=against,
+        )
+        REGISTRY.add(page)
         return fn
 
     return register

@@ -1,15 +1,19 @@
-"""Which of several candidates goes first. The first preference in which two differ decides, and is named."""
+"""Which of several candidates goes first. The first preference in which two differ decides, and is named.
+
+The order by speed, which PREF005 reads, is in rules/orders.py.
+"""
 
 from __future__ import annotations
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.policy import Policy
 from attnsel.rules.api import preference
+from attnsel.rules.orders import BY_SPEED, Order, ordered
 from attnsel.verdicts.reasons import RankKey
 from attnsel.verdicts.record import CandidateRecord
 
 
-@preference("PREF001", short="after it in your order", evidence="policy")
+@preference("PREF001", short="after it in your order", evidence="policy", untimed="what you said")
 def your_order(c: RankKey, arch: int | None, policy: Policy) -> int:
     """The order you gave comes before every other consideration.
 
@@ -29,7 +33,7 @@ def last_resorts_last(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(CANDIDATES[c.name].last_resort)
 
 
-@preference("PREF003", short="nobody has checked it", evidence="policy")
+@preference("PREF003", short="nobody has checked it", evidence="policy", untimed="what is known of a call")
 def known_before_unknown(c: RankKey, arch: int | None, policy: Policy) -> int:
     """What is known to run comes before what nobody has checked.
 
@@ -39,7 +43,7 @@ def known_before_unknown(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.verdict == "unknown")
 
 
-@preference("PREF015", short="planned only", evidence="policy")
+@preference("PREF015", short="planned only", evidence="policy", untimed="what attnsel runs")
 def run_before_planned(c: RankKey, arch: int | None, policy: Policy) -> int:
     """What attnsel runs comes before what it only plans
 
@@ -50,7 +54,12 @@ def run_before_planned(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.planned)
 
 
-@preference("PREF014", short="F.sdpa tries it later", evidence="source")
+@preference(
+    "PREF014",
+    short="F.sdpa tries it later",
+    evidence="source",
+    untimed="the order in which PyTorch's code tries kernels",
+)
 def order_of_f_sdpa(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Below PyTorch 2.6 kernels stand in the order in which F.sdpa tries them
 
@@ -61,7 +70,7 @@ def order_of_f_sdpa(c: RankKey, arch: int | None, policy: Policy) -> int:
     return c.f_sdpa
 
 
-@preference("PREF004", short="not proven here", evidence="policy")
+@preference("PREF004", short="not proven here", evidence="policy", untimed="what was run, and where")
 def proven_before_unproven(c: RankKey, arch: int | None, policy: Policy) -> int:
     """A kernel that no committed result shows here comes after all others
 
@@ -71,7 +80,12 @@ def proven_before_unproven(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.unproven and not c.executed)
 
 
-@preference("PREF008", short="costly to adapt to", evidence="reported")
+@preference(
+    "PREF008",
+    short="costly to adapt to",
+    evidence="reported",
+    untimed="the work that a change adds to every call",
+)
 def costly_changes_last(c: RankKey, arch: int | None, policy: Policy) -> int:
     """A kernel that costs half as much work again to adapt to comes later
 
@@ -86,7 +100,7 @@ def costly_changes_last(c: RankKey, arch: int | None, policy: Policy) -> int:
 _HALF = 8  # sixteenths
 
 
-@preference("PREF010", short="executed off-GPU only", evidence="executed")
+@preference("PREF010", short="executed off-GPU only", evidence="executed", untimed="what was run, and where")
 def proven_before_executed(c: RankKey, arch: int | None, policy: Policy) -> int:
     """A kernel executed off-GPU only comes after proven ones that fit as well
 
@@ -100,7 +114,12 @@ def proven_before_executed(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.unproven)
 
 
-@preference("PREF011", short="a plan per length", evidence="reported")
+@preference(
+    "PREF011",
+    short="a plan per length",
+    evidence="reported",
+    untimed="the time that a plan takes, not a kernel",
+)
 def no_plan_per_length(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Where lengths vary from call to call, a kernel that plans for each is later
 
@@ -115,7 +134,12 @@ def no_plan_per_length(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.growing and CANDIDATES[c.name].plan_per_length)
 
 
-@preference("PREF012", short="copies what is padded", evidence="policy")
+@preference(
+    "PREF012",
+    short="copies what is padded",
+    evidence="policy",
+    untimed="the work that a change adds to every call",
+)
 def lengths_before_copies(c: RankKey, arch: int | None, policy: Policy) -> int:
     """A kernel that takes lengths comes before one that needs padding copied
 
@@ -129,23 +153,10 @@ def lengths_before_copies(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.copies_padding and not CANDIDATES[c.name].last_resort)
 
 
-# Kernel families, the fastest first; where sources contradict each other they stand together, and PREF013
-# says which of them goes first.
-_Families = tuple[tuple[str, ...], ...]
-_FLASH_FIRST: _Families = (("flash",), ("cudnn",), ("flash3",), ("flash4",), ("efficient",))
-_HOPPER: _Families = (("flash3", "cudnn"), ("flash4",), ("flash",), ("efficient",))
-_BLACKWELL: _Families = (("cudnn", "flash4"), ("flash",), ("flash3",), ("efficient",))
-
-
-def _places(record: CandidateRecord, arch: int | None) -> tuple[int, int]:
+def _place(record: CandidateRecord, c: RankKey, arch: int | None) -> tuple[int, int]:
     """Its family's place, and the place among contested ones; behind all for one that belongs to none."""
-    families = _FLASH_FIRST
-    if arch is not None and 90 <= arch < 120:
-        families = _HOPPER if arch < 100 else _BLACKWELL
-    for place, together in enumerate(families):
-        if record.kernel_family in together:
-            return place, together.index(record.kernel_family)
-    return len(families), 0
+    order: Order = ordered(arch) if c.order is None else c.order
+    return order.place(record.kernel_family)
 
 
 def _standing(name: str) -> tuple[CandidateRecord, int]:
@@ -157,25 +168,35 @@ def _standing(name: str) -> tuple[CandidateRecord, int]:
     return CANDIDATES[other], beside
 
 
-@preference("PREF005", short="a slower kernel family", evidence="reported")
+@preference(
+    BY_SPEED,
+    short="a slower kernel family",
+    evidence="reported",
+    against=("p142", "p160"),
+)
 def faster_family_first(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """FlashAttention 3 and cuDNN lead on Hopper, cuDNN and 4 on B200, 2 elsewhere
+    """FlashAttention 3 and cuDNN lead on Hopper, cuDNN and 4 on B200, 2 on A100
 
-    Why: on an H100, causal, 8k: FlashAttention 3 660 TFLOP/s forward and 575 backward, cuDNN 566 and 470,
-    FlashAttention 2 306 and 166. On a B200 FlashAttention 4 reaches 1605, on a GB200 cuDNN 1708, and
-    FlashAttention 2 runs there on instructions of Ampere. On Ampere cuDNN was measured 12 to 18 % slower than
-    flash, and neither FlashAttention 3 nor 4 was written for it; on sm12x nobody has published figures.
-    FlashAttention 4 on Hopper comes after 3, as in TransformerEngine.
-    Source: flash-attention#1893; FlashAttention-3 paper, figures for H100 (cuDNN 617 against 362 TFLOP/s of
-    FlashAttention 2, head_dim 128, 2k); FlashAttention-4 paper; cudnn-frontend's benchmarks (9.22, GB200);
-    transformers PR #48163; TransformerEngine v2.18, utils.py, lines 588-596 and 1647-1660.
+    Why: on an H100, causal, 8k: FlashAttention 3 648 TFLOP/s forward, cuDNN 566, FlashAttention 2 358. On a
+    GB200 cuDNN 9.27 and FlashAttention 4 are alike, and FlashAttention 2 runs there on instructions of
+    Ampere, at a third of their speed. On an A100 cuDNN takes 1.1 to 1.3 times as long as FlashAttention 2,
+    and neither FlashAttention 3 nor 4 was written for it. Contested on cards of Ada, on RTX 50 and A10:
+    PREF013. PREF030 to PREF036 change the order for calls of a kind, and say by which figures. Calls that
+    nobody has measured take the order of their architecture, and their report says that there is no figure.
+    Source: FlashAttention-3 paper; cudnn-frontend's benchmarks (9.22 and 9.27; A100, H200, GB200);
+    pytorch#126122; transformers PR #48163; TransformerEngine v2.18, utils.py, lines 588-596 and 1647-1660.
     A plug-in stands where its maker says, or behind these.
     """
     record, beside = _standing(c.name)
-    return 3 * _places(record, arch)[0] + beside
+    return 3 * _place(record, c, arch)[0] + beside
 
 
-@preference("PREF006", short="the slower last resort", evidence="measured")
+@preference(
+    "PREF006",
+    short="the slower last resort",
+    evidence="measured",
+    untimed="memory: no source has timed tiled beside sdpa.math on a GPU",
+)
 def leaner_last_resort(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Of the last resorts sdpa.math goes first while its scores are small
 
@@ -187,7 +208,9 @@ def leaner_last_resort(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(CANDIDATES[c.name].last_resort and c.name != first)
 
 
-@preference("PREF007", short="more to adapt", evidence="policy")
+@preference(
+    "PREF007", short="more to adapt", evidence="policy", untimed="the work that a change adds to every call"
+)
 def lighter_changes_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Of two that are as fast, the one that adapts with less work goes first
 
@@ -198,21 +221,23 @@ def lighter_changes_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     return c.overhead
 
 
-@preference("PREF013", short="contested: measuring decides", evidence="reported")
+@preference("PREF013", short="contested: measuring decides", evidence="reported", contested=True)
 def contested_order(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Where sources contradict each other, one goes first until it is measured
 
-    Why: on Hopper FlashAttention 3 is ahead of cuDNN in its maker's figures, newer cuDNN reaches 673 and 579
-    TFLOP/s on an H200, and TransformerEngine takes cuDNN before any FlashAttention. On datacentre Blackwell
-    the FlashAttention-4 paper is ahead of cuDNN 9.13, cuDNN 9.22 is ahead of the paper, SGLang went from
-    FlashAttention 4 to cuDNN after measuring, and TransformerEngine takes cuDNN. Of two that are contested,
-    the one with less to adapt goes first (PREF007).
+    Why: on Hopper FlashAttention 3 is ahead of cuDNN in its maker's figures and behind it in tritonbench's,
+    newer cuDNN reaches 673 and 579 TFLOP/s on an H200, and TransformerEngine takes cuDNN before any
+    FlashAttention. On datacentre Blackwell FlashAttention 4 and cuDNN are within 3 % of each other, SGLang
+    went from the one to the other after measuring, and TransformerEngine takes cuDNN. On sm86 and sm89
+    PyTorch's sweep finds cuDNN 1.04 to 1.23 times as fast as FlashAttention 2, transformers' 0.93 (A10G) and
+    1.00 (L40S). On sm120 cuDNN is ahead by 1.07 forward on an RTX 5090, and at 0.88 in transformers' training
+    shapes on an RTX PRO 6000. Of two that are contested, the one with less to adapt goes first (PREF007).
     Fix: measure your shapes (attnsel prove, or your own step), and say your order: ATTNSEL_BACKENDS.
-    Source: flash-attention#1893 (H100, causal, 8k: 660/575 against 566/470); cudnn-frontend's benchmarks
-    (9.19.1 on an H200, 9.22 on a GB200); FlashAttention-4 paper (B200); sglang#33655; TransformerEngine
-    v2.18, utils.py, lines 1647-1660.
+    Source: FlashAttention-3 paper; flash-attention#1893; tritonbench#141; cudnn-frontend's benchmarks (9.19.1
+    on an H200, 9.22 and 9.27 on a GB200); FlashAttention-4 paper; sglang#33655; pytorch#192799; transformers
+    PR #48163; learn-cuda, 07_attention; TransformerEngine v2.18, utils.py, lines 1647-1660.
     """
-    return _places(_standing(c.name)[0], arch)[1]
+    return _place(_standing(c.name)[0], c, arch)[1]
 
 
 @preference("PREF009", short="second of its family", evidence="policy")

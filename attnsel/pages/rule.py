@@ -13,7 +13,7 @@ from attnsel.environment import COMPONENTS, Device, component_name
 from attnsel.environment.gpus import ARCHITECTURES, familiar
 from attnsel.environment.versions import Version, Versions
 from attnsel.pages.commands import example_commands, jsonable
-from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
+from attnsel.rules import REGISTRY, Hint, Page, Placing, PolicyRule, Removed, Rule
 from attnsel.rules.codes import split
 from attnsel.rules.cudnn.words import what_was_asked
 from attnsel.verdicts.requirements import AtLeast
@@ -239,6 +239,6 @@ def replaced_by_it(code: str) -> list[str]:
 
 def does(page: Page) -> str:
     """What a page of another kind than a rule does; empty for one that refuses."""
-    if isinstance(page, Preference):
+    if isinstance(page, Placing):
         return "orders candidates that can run; refuses none"
     return "remarks on a question; refuses and orders nothing" if isinstance(page, Hint) else ""

@@ -56,7 +56,7 @@ from attnsel.report.document import (
 )
 from attnsel.report.markdown import nowhere
 from attnsel.report.text import to_text
-from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
+from attnsel.rules import REGISTRY, Hint, Page, Placing, PolicyRule, Removed, Rule
 from attnsel.rules.codes import question, range_of, split
 from attnsel.verdicts.reasons import EVIDENCE
 
@@ -246,7 +246,7 @@ def _first_lines(page: Page, answer: ExampleAnswer | None) -> Iterator[Inline]:
 def _who(page: Page) -> Inline:
     """Who refuses, since and until when, in a line."""
     at = _at(page)
-    if isinstance(page, Preference):
+    if isinstance(page, Placing):
         short = f" Of one that stands lower for it a report says: “{page.short}”." if page.short else ""
         return (Strong("Orders kernels that can run, and refuses none."), short)
     if isinstance(page, Hint):

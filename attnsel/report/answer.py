@@ -26,7 +26,7 @@ from attnsel.report.document import (
     joined,
 )
 from attnsel.report.words import environment_words, on_gpu, params_words, policy_words, tensor_words
-from attnsel.rules import REGISTRY, Preference
+from attnsel.rules import REGISTRY, Placing
 from attnsel.rules.takes import unproven_parts
 from attnsel.selection.evaluate import memory_parts
 from attnsel.selection.f_sdpa import BY_F_SDPA, f_sdpa_order
@@ -235,7 +235,7 @@ def runs_text(candidate: Candidate, selection: SelectionView) -> str:
         notes.append(f"unproven on {where}: {unproven_words(candidate)}")
     if candidate.placed_by is not None and not record.last_resort:
         page = REGISTRY.pages[candidate.placed_by]
-        assert isinstance(page, Preference)
+        assert isinstance(page, Placing)
         if not candidate.unproven or page.code in _BESIDE_PROOF:
             notes.append(page.short)
     return " · ".join(notes)
