@@ -59,9 +59,8 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, p: AttentionParams) -> Call:
-        window = p.window_size[0] >= 0 or p.window_size[1] > 0
         head_dim = max(p.head_dim_qk, p.head_dim_v)
-        return cls(p.is_training, p.deterministic, window, p.causal, head_dim, *lengths(p))
+        return cls(p.is_training, p.deterministic, p.windowed, p.causal, head_dim, *lengths(p))
 
     @classmethod
     def measured(cls, shape: Shape) -> Call:
@@ -146,20 +145,26 @@ def ordered(arch: int | None, training: bool = False, leads: tuple[Lead, ...] = 
     codes: dict[tuple[str, str], str] = {}
     for lead in leads:
         moved = lead.first or lead.last
-        for group in groups:
-            if moved in group:
-                group.remove(moved)
-        groups = [group for group in groups if group]
+        before = {family: place for place, group in enumerate(groups) for family in group}
+        groups = [left for group in groups if (left := [family for family in group if family != moved])]
         among = [place for place, group in enumerate(groups) if not set(lead.over).isdisjoint(group)]
         place = min(among) if lead.first else max(among) + 1
-        for group in groups[place:] if lead.first else groups[:place]:
-            pairs = [(moved, other) if lead.first else (other, moved) for other in group]
-            codes.update(dict.fromkeys(pairs, lead.code))
+        for other in (family for group in groups[place:] if lead.first for family in group):
+            if other in lead.over or before[other] <= before[moved]:
+                codes[moved, other] = lead.code
+        for other in (family for group in groups[:place] if lead.last for family in group):
+            if other in lead.over or before[other] >= before[moved]:
+                codes[other, moved] = lead.code
         groups.insert(place, [moved])
     return Order(tuple(map(tuple, groups)), codes)
 
 
 _LEADS: list[Lead] = []
+
+
+def leads() -> tuple[Lead, ...]:
+    """The rules of this file."""
+    return tuple(_LEADS)
 
 
 def lead(
@@ -211,8 +216,8 @@ def forward_on_hopper(c: Call) -> bool:
     """FlashAttention 4 leads on Hopper in forwards without a window
 
     Why: with 4.0.0b30 and newer, against cuDNN 9.27 on an H200, cuDNN takes 1.01 to 1.18 times as long; under
-    a causal mask of 2k it is 3 % ahead. FlashAttention 3 is about as fast as 4: nobody has published both in
-    one table of shapes, TabPFN's threads find 4 at or ahead of it everywhere, torchtitan's find them alike.
+    a causal mask of 2k it is 3 % ahead. FlashAttention 3 is about as fast as 4: of forwards alone nobody has
+    published both, TabPFN's threads find 4 at or ahead of it everywhere, torchtitan's find them alike.
     With a window cuDNN stays first. Of 512 queries and fewer there is no figure, and FlashAttention 4 does
     not split keys there.
     Source: cudnn-frontend's benchmarks (1.31.0, September 2026); TabPFN#1235 and #1291; torchtitan#4413;
@@ -228,16 +233,15 @@ def forward_on_hopper(c: Call) -> bool:
     arch={90},
     when=_FA4,
     short="behind FlashAttention 4 in training",
-    against=("p793", "p799"),
 )
 def backward_on_hopper(c: Call) -> bool:
-    """FlashAttention 4 leads on Hopper in training, but for wide heads under a causal mask
+    """FlashAttention 4 leads on Hopper in training, but for wide causal heads
 
     Why: on an H200 cuDNN 9.27 takes 1.02 to 1.29 times as long backward with heads of 128, deterministic or
     not; 1.2 with windows and heads of 64; 1.5 to 1.6 with heads of 192 and 128 and no mask. With those heads
     and a causal mask cuDNN is ahead by up to 4 %, and deterministic by up to 14 %. Of heads of 64 without a
-    window there is no figure.
-    Source: cudnn-frontend's benchmarks (1.31.0, September 2026).
+    window there is no figure. FlashAttention 3 and 4 take the same time forward and backward.
+    Source: cudnn-frontend's benchmarks (1.31.0, September 2026); anemoi-core#959.
     """
     return c.training and not c.short and c.head_dim <= 192 and (c.head_dim <= 128 or not c.causal)
 
@@ -251,11 +255,11 @@ def backward_on_hopper(c: Call) -> bool:
     short="behind FlashAttention 4, deterministic",
 )
 def deterministic_on_blackwell(c: Call) -> bool:
-    """FlashAttention 4 leads on B200 and B300 in deterministic training with heads of 128
+    """FlashAttention 4 leads on B200, B300 in deterministic training at d128
 
     Why: on a GB200 cuDNN 9.27 takes 1.07 to 1.20 times as long backward from 8k on, and as long as
     FlashAttention 4 where nothing is asked of determinism. With a window it is the other way round: there
-    FlashAttention 4 goes over every key (HINT041).
+    FlashAttention 4 goes over every key (HINT012).
     Source: cudnn-frontend's benchmarks (1.31.0, September 2026).
     """
     return c.training and c.deterministic and not c.window and 64 < c.head_dim <= 128
@@ -287,7 +291,7 @@ def deterministic_on_a100(c: Call) -> bool:
     short="goes over every key here",
 )
 def deterministic_window(c: Call) -> bool:
-    """cuDNN is last in deterministic training with a window, but for B200 and B300
+    """cuDNN is last in deterministic training with a window, but on B200
 
     Why: its time grows with the square of the length, whatever the window: on an H200 3.3 times that of
     FlashAttention 4 at 2k and 10.7 at 8k, on an A100 3.5 and 12.5 times that of FlashAttention 2. On an RTX
@@ -302,7 +306,7 @@ def deterministic_window(c: Call) -> bool:
     "PREF035",
     first="flash",
     over=("cudnn",),
-    arch={86, 89, 120, 121},
+    arch={*range(80, 90), 120, 121},
     short="does not split the keys",
 )
 def few_queries_over_many_keys(c: Call) -> bool:

@@ -172,7 +172,11 @@ def _standing(name: str) -> tuple[CandidateRecord, int]:
     BY_SPEED,
     short="a slower kernel family",
     evidence="reported",
-    against=("p142", "p160"),
+    against=(
+        *("p3", "p4", "p5", "p19", "p25", "p31", "p37", "p40", "p43"),  # A100: cuDNN and FlashAttention 4
+        *("p1062", "p1064", "p1066", "p1069", "p1072"),  # sm120 with a window, backward alone
+        "p160",  # 512 tokens
+    ),
 )
 def faster_family_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     """FlashAttention 3 and cuDNN lead on Hopper, cuDNN and 4 on B200, 2 on A100
@@ -181,7 +185,9 @@ def faster_family_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     GB200 cuDNN 9.27 and FlashAttention 4 are alike, and FlashAttention 2 runs there on instructions of
     Ampere, at a third of their speed. On an A100 cuDNN takes 1.1 to 1.3 times as long as FlashAttention 2,
     and neither FlashAttention 3 nor 4 was written for it. Contested on cards of Ada, on RTX 50 and A10:
-    PREF013. PREF030 to PREF036 change the order for calls of a kind, and say by which figures. Calls that
+    PREF013. On an A100 FlashAttention 4 is ahead of cuDNN without a window, and 29 times slower with one; on an
+    RTX PRO 6000 with a window 1.1 times as fast backward, and 35 times slower forward: both stay behind it.
+    PREF030 to PREF036 change the order for calls of a kind, and say by which figures. Calls that
     nobody has measured take the order of their architecture, and their report says that there is no figure.
     Source: FlashAttention-3 paper; cudnn-frontend's benchmarks (9.22 and 9.27; A100, H200, GB200);
     pytorch#126122; transformers PR #48163; TransformerEngine v2.18, utils.py, lines 588-596 and 1647-1660.
@@ -240,13 +246,20 @@ def contested_order(c: RankKey, arch: int | None, policy: Policy) -> int:
     return _place(_standing(c.name)[0], c, arch)[1]
 
 
-@preference("PREF009", short="second of its family", evidence="policy")
+@preference(
+    "PREF009",
+    short="second of its family",
+    evidence="policy",
+    untimed="how many layers stand above a kernel: figures of two copies of one kernel are by the way",
+    contested=True,
+)
 def order_within_a_family(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Within a family, the kernel with fewer layers above it goes first
 
     Why: cudnn asks the library itself, with every feature it has; sdpa.cudnn sees what PyTorch passes on.
     One that was written for the architecture goes before one that was not: sdpa.flash (FlashAttention-2) for
-    sm8x and sm12x, triton for sm90 to sm119.
+    sm8x and sm12x, triton for sm90 to sm119. The package flash-attn was measured 5 to 7 % ahead of PyTorch's
+    own copy on a B200 and a GB300, and behind it at 1k tokens and fewer.
     Source: attnsel's choice.
     """
     record = CANDIDATES[c.name]

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any, get_args
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.records import stamped
+from attnsel.base.records import stamped, to_json
 from attnsel.environment import COMPONENTS, Device, component_name
 from attnsel.environment.gpus import ARCHITECTURES, familiar
 from attnsel.environment.versions import Version, Versions
@@ -224,8 +224,16 @@ def whole_page(page: Page | Removed) -> dict[str, Any]:
     if isinstance(page, PolicyRule):
         examples["fires_on"] = {"candidate": page.fires_on[0], "policy": dict(page.fires_on[1])}
     text = {"name": page.name, "text": text_of(page), "module": page.module}
-    more = {**text, **jsonable(examples), "commands": example_commands(page)}
+    more = {**text, **jsonable(examples), "commands": example_commands(page), "figures": _figures(page)}
     return stamped("rule", as_dict(page) | more)
+
+
+def _figures(page: Page) -> list[Any]:
+    if not isinstance(page, Placing):
+        return []
+    from attnsel.pages.figures import rows_of  # which ranks what was measured
+
+    return [to_json(row) for row in rows_of(page.code)]
 
 
 # ---- which others -----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from attnsel.environment import Environment, component_name
 from attnsel.environment.versions import Version, Versions
 from attnsel.errors import InvalidInput
 from attnsel.pages.commands import example_commands
+from attnsel.pages.figures import figure_blocks
 from attnsel.pages.rule import (
     candidates_of,
     cards_of,
@@ -207,6 +208,8 @@ def page_document(page: Page | Removed, links: Links = Links()) -> Document:  # 
         parts.append(_section("Fix", Prose(sentence(text["Fix"]))))
     others = [Prose(f"{label}: {more}") for label, more in text.items() if label not in _LABELS]
     parts.append(_section("Why", Prose(sentence(text.get("Why", _NONE_RECORDED))), *others))
+    if figures := figure_blocks(page):
+        parts.append(Section("Figures", figures))
     parts.append(Section("Where it holds", (Fields(tuple(_where(page, links))),)))
     if shown := tuple(_examples(page, answer, links)):
         parts.append(Section("Examples", shown))

@@ -25,8 +25,17 @@ from attnsel.report.document import (
     Strong,
     joined,
 )
-from attnsel.report.words import environment_words, on_gpu, params_words, policy_words, tensor_words
+from attnsel.report.words import (
+    environment_words,
+    figure_words,
+    on_gpu,
+    params_words,
+    policy_words,
+    tensor_words,
+)
 from attnsel.rules import REGISTRY, Placing
+from attnsel.rules.figures import sources as published
+from attnsel.rules.orders import Lead
 from attnsel.rules.takes import unproven_parts
 from attnsel.selection.evaluate import memory_parts
 from attnsel.selection.f_sdpa import BY_F_SDPA, f_sdpa_order
@@ -142,8 +151,9 @@ def answer_document(selection: SelectionView, sources: bool = False) -> Document
         blocks.append(Drawing(selection.layout.describe))
     assumed = (Item(assumption_words(assumption), "?") for assumption in selection.assumptions)
     blocks.append(Items((*runs(selection), *refusals(selection, sources), *assumed), _OTHERS))
-    if found := tuple(ways(selection)):
-        blocks.append(Items(found))
+    blocks += [Items(found)] if (found := tuple(worth(selection, sources))) else []
+    if changes := tuple(ways(selection)):
+        blocks.append(Items(changes))
     return Document((*blocks, Items((Item(_closing(selection)),))))
 
 
@@ -236,7 +246,7 @@ def runs_text(candidate: Candidate, selection: SelectionView) -> str:
     if candidate.placed_by is not None and not record.last_resort:
         page = REGISTRY.pages[candidate.placed_by]
         assert isinstance(page, Placing)
-        if not candidate.unproven or page.code in _BESIDE_PROOF:
+        if not candidate.unproven or page.code in _BESIDE_PROOF or isinstance(page, Lead):
             notes.append(page.short)
     return " · ".join(notes)
 
@@ -270,6 +280,23 @@ def _adaptation(made: Adaptation, p: AttentionParams) -> Inline:
     more = (" and ", joined(Ref(reason.code) for reason in others)) if others else ""
     known = f" [{issue[0]}]" if issue else ""
     return (words, " · avoids ", Ref(first.code), more, f": {first.rule.title}{known}")
+
+
+def worth(selection: SelectionView, sources: bool = False) -> Iterator[Item]:
+    """What was published of the choice beside the next; where the order rests on no such call, that."""
+    quoted = selection.figures
+    for one in quoted:
+        of = published()[one.measurement.source]
+        told = f"{figure_words(one)} ({of.title.split('@')[0].split(' benchmark/')[0]}, {of.date})"
+        yield Item(told, label="Published", below=(source(of.address),) if sources else ())
+    if quoted or selection.environment.device.type != "cuda":
+        return
+    families = {
+        CANDIDATES[c.name].kernel_family for c in selection.ranked if not CANDIDATES[c.name].last_resort
+    }
+    if len(families) > 1:
+        nobody = f"nobody has published two kernels on {selection.environment.target} for such a call"
+        yield Item(nobody, label="No figure for this")
 
 
 # ---- Every reason once, below the names of all candidates that it refuses ------------------------------

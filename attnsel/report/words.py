@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnsel.rules.figures import family_of
 from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
+    from attnsel.rules.figures import Quoted
     from attnsel.selection.view import SelectionView
 
 
@@ -103,3 +105,52 @@ def policy_words(selection: SelectionView) -> list[str]:
         for name in type(policy).model_fields
         if (value := getattr(policy, name)) != type(policy).model_fields[name].default
     ]
+
+
+def figure_words(quoted: Quoted) -> str:
+    """What was published of a choice, at the shape that was measured: ``on an H200, d128, 8k causal backward:
+    flash_attn.4 648, cudnn 541 TFLOP/s``."""
+    shape = quoted.measurement.shape
+    card = shape.gpu or f"sm{shape.arch}"
+    where = f"on {an(card)}" if quoted.same_card else f"on {an(card)} (sm{shape.arch} too)"
+    heads = f"d{shape.head_dim_qk}"
+    if shape.head_dim_v != shape.head_dim_qk:
+        heads += f"/{shape.head_dim_v}"
+    length = short_length(shape.seqlen_q)
+    if shape.seqlen_kv != shape.seqlen_q:
+        length += f" over {short_length(shape.seqlen_kv)}"
+    mask = {"no_mask": "unmasked", "": ""}.get(shape.mask, shape.mask)
+    window = f"window {shape.window}" if shape.window else ""
+    direction = {"fwd": "forward", "bwd": "backward"}.get(shape.direction, "forward and backward")
+    kind = " ".join(filter(None, (length, mask, "deterministic" * shape.deterministic, direction)))
+    return f"{', '.join(filter(None, (where, heads, kind, window)))}: {measured_words(quoted)}"
+
+
+def clause_words(quoted: Quoted, name: str) -> str:
+    """The same in a clause, of the choice and the fastest other: ``648, cudnn 541 TFLOP/s (H100 d128 8k fwd)``."""
+    shape = quoted.measurement.shape
+    own = next((figure for figure in quoted.figures if figure.kernel == name), quoted.figures[0])
+    other = next(figure for figure in quoted.figures if family_of(figure.kernel) != family_of(own.kernel))
+    both = measured_words(quoted._replace(figures=(own, other))).removeprefix(f"{name} ")
+    where = shape.gpu or f"sm{shape.arch}"
+    return f"{both} ({where} d{shape.head_dim_qk} {short_length(shape.seqlen_q)} {shape.direction})"
+
+
+def measured_words(quoted: Quoted) -> str:
+    """The kernels, the fastest first, in one unit."""
+    figures = quoted.figures
+    if all(figure.tflops for figure in figures):
+        told = [f"{figure.kernel} {figure.tflops:.0f}" for figure in figures]
+        return f"{', '.join(told)} TFLOP/s"
+    return f"{', '.join(f'{figure.kernel} {figure.value:g}' for figure in figures)} {figures[0].unit}"
+
+
+def an(word: str) -> str:
+    """A card with its article, as its name is said: an H100, a GB200, an RTX 4090."""
+    said_with_vowel = word[:1] in "AEFHILMNORSX" and (len(word) < 2 or not word[1].islower())
+    return f"{'an' if said_with_vowel else 'a'} {word}"
+
+
+def short_length(length: int) -> str:
+    """8192 as 8k; 985 as it is."""
+    return f"{length // 1024}k" if length and not length % 1024 else str(length)

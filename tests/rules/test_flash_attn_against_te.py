@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES
+from attnsel.rules.orders import leads
 from tables import each
+
+LEADS = [lead.code for lead in leads()]
 
 ROWS: dict[str, dict[str, Any]] = {
     row["id"]: row
@@ -81,9 +84,9 @@ WHY = {
             and s["flash_attn.2"].placed_by in ("PREF009", "PREF012")
         ),
     ),
-    "SM120": Why(
-        "on sm120 nobody has published figures of FlashAttention 4, so 2 goes first (PREF005)",
-        lambda s, row: row["arch"] == 120 and s["flash_attn.4"].placed_by == "PREF005",
+    "FIGURES": Why(
+        "published figures put it before what TransformerEngine takes, or are contested (rules/orders.py)",
+        lambda s, row: any(c.placed_by in (*LEADS, "PREF013") for c in s.ranked[:3]),
     ),
     "LIBRARY": Why(
         "cuDNN takes it, and the table before it does not: cudnn_against_te.json",
