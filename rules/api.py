@@ -41,7 +41,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 from attnsel.backends.registry import CANDIDATES, Selector
 from attnsel.base.model import lazy
 from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
-from attnsel.environment.versions import Version, Versions
+from attnsel.environment.versions import Version, Versions, versions_of
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.verdicts.reasons import EVIDENCE, Page, RankKey, Unknown, Violation
@@ -197,16 +197,9 @@ class Placing(Page):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Preference(Placing):
-    """One by which all candidates are compared: the lower value goes first.
-
-    ``untimed``: what it rests on instead of published times; "" where those are its reason. ``contested``:
-    they contradict each other. ``against``: measurements that say the opposite.
-    """
+    """One by which all candidates are compared: the lower value goes first."""
 
     value: Callable[[RankKey, int | None, Policy], int]
-    untimed: str
-    contested: bool
-    against: tuple[str, ...]
 
 
 class Removed(NamedTuple):
@@ -385,34 +378,17 @@ def policy_rule(
     return register
 
 
-def preference(
-    code: str,
-    *,
-    short: str,
-    evidence: str,
-    untimed: str = "",
-    contested: bool = False,
-    against: tuple[str, ...] = (),
-) -> Callable[[Any], Any]:
+def preference(code: str, *, short: str, evidence: str) -> Callable[[Any], Any]:
     """Register an ordering: ``fn(rank_key, arch, policy) -> int``; lower first, first code decides.
 
-    ``short``: why a candidate that loses here stands below the other, in a few words. ``untimed``,
-    ``contested``, ``against``: see Preference.
+    ``short``: why a candidate that loses here stands below the other, in a few words.
 
     The value must not be lower for a candidate that is unknown or adapted than for the same one that is
     neither: the choice stops looking when nothing can be better (attnsel/decision.py).
     """
 
     def register(fn: Callable[[RankKey, int | None, Policy], int]) -> Any:
-        page = Preference(
-            **page_fields(code, fn, evidence),
-            value=fn,
-            short=short,
-            untimed=untimed,
-            contested=contested,
-            against=against,
-        )
-        REGISTRY.add(page)
+        REGISTRY.add(Preference(**page_fields(code, fn, evidence), value=fn, short=short))
         return fn
 
     return register
@@ -456,6 +432,17 @@ def page_fields(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, A
     if not doc:
         raise ValueError(f"{code}: a rule needs a docstring; it is what users read")
     return {"code": code, "name": fn.__name__, "doc": doc, "evidence": evidence, "module": fn.__module__}
+
+
+def archs_of(text: str) -> frozenset[int]:
+    """Architectures as a row has them: ``80-89 120``."""
+    ends = [part.partition("-") for part in text.split()]
+    return frozenset(arch for low, _, high in ends for arch in range(int(low), int(high or low) + 1))
+
+
+def gates_of(text: str) -> tuple[Versions, ...]:
+    """Releases as a row has them: ``cudnn >=9.22; flash_attn_4 >=4.0.0b30``."""
+    return tuple(versions_of(*part.split()) for part in text.split(";") if part)
 
 
 def gate_text(gates: tuple[Versions, ...], arch: Container[int] | None, limits: tuple[Limit, ...]) -> str:

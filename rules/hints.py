@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
 from attnsel.environment.releases import OLDEST_INSTALLED, bundled_frontend
-from attnsel.environment.versions import Version, cudnn, cudnn_frontend, flash_attn_4, transformer_engine
+from attnsel.environment.versions import Version, cudnn, transformer_engine
 from attnsel.params import AttentionParams, MaskType
-from attnsel.rules.api import REGISTRY, Advice, Rule, hint
+from attnsel.rules.api import REGISTRY, Advice, Rule, archs_of, gates_of, hint
 
 _MANY_HEADS = 256  # DeepSeek-V3 has 128, Falcon-180B 232
 _MASK_STEP = 8  # elements; mem_eff_alignment in PyTorch's attention.cpp
@@ -227,117 +228,42 @@ def torchs_own_ranks(p: AttentionParams, env: Environment) -> Advice | None:
     )
 
 
-# ---- What runs, is right, and takes the square of the length where a window should bound it -----------
-
+# ---- What is right, and takes the square of the length where a window should bound it: data/slow_paths.csv
 
 _MANY_TIMES = 4  # windows in a sequence: below, all keys are hardly more than those that are seen
+_LONG: dict[str, Any] = {"window_size": (128, 0), "max_seqlen_q": 8192, "max_seqlen_kv": 8192}
+_MXFP8: dict[str, Any] = {"fp8": True, "fp8_meta": {"recipe": {"kind": "mxfp8", "fp8_dpa": True}}}
 
 
-def _small_window(p: AttentionParams) -> bool:
-    """A window that leaves out most of the keys."""
-    left, right = p.window_size
-    width = left + 1 + (max(right, 0) if not p.causal else 0)
-    return p.windowed and left >= 0 and width * _MANY_TIMES <= p.max_seqlen_kv
+def _slow_path(row: dict[str, str]) -> None:
+    """Register a row: said of long sequences with a window that leaves out most of the keys."""
+    fields = {"training": "is_training", "deterministic": "deterministic", "fp8": "fp8_attention"}
+    asked = {field: row[name] == "yes" for name, field in fields.items() if row[name]}
+    other = {row["without"]: False} if row["without"] else {}
+
+    def said(p: AttentionParams, env: Environment) -> Advice | None:
+        left, right = p.window_size
+        seen = left + 1 + (0 if p.causal else max(right, 0))
+        small = p.windowed and left >= 0 and seen * _MANY_TIMES <= p.max_seqlen_kv
+        if not small or any(getattr(p, field) != value for field, value in asked.items()):
+            return None
+        return Advice(row["text"], other)
+
+    said.__name__ = row["name"]
+    said.__doc__ = f"{row['title']}\n\nWhy: {row['why']}\nFix: {row['fix']}\nSource: {row['source']}"
+    fires_on = {**_LONG, "deterministic": row["deterministic"] == "yes"}
+    hint(
+        row["code"],
+        when=gates_of(row["when"]),
+        arch=archs_of(row["arch"]),
+        evidence="reported",
+        fires_on={**fires_on, **(_MXFP8 if row["fp8"] == "yes" else {})},
+        passes={**fires_on, "window_size": (-1, -1)},
+    )(said)
 
 
-@hint(
-    "HINT011",
-    when=(cudnn(">=9.0"), cudnn_frontend(">=1.0")),
-    arch=frozenset({*range(80, 91), 120, 121}),
-    evidence="reported",
-    fires_on={"deterministic": True, "window_size": (128, 0), "max_seqlen_q": 8192, "max_seqlen_kv": 8192},
-    passes={"window_size": (128, 0), "max_seqlen_q": 8192, "max_seqlen_kv": 8192},
-)
-def deterministic_window_of_cudnn(p: AttentionParams, env: Environment) -> Advice | None:
-    """cuDNN's deterministic backward goes over every key, whatever the window
-
-    Why: it holds a score for each query and key, and its time grows with the square of the length: with a
-    window of 128 on an H200 16.6 ms at 8k against 1.8 without determinism, on an A100 60.5 against 5.1. Seen
-    with 9.27; no release is known that does otherwise there. On B200 and B300 the time is the window's.
-    Fix: another kernel (FlashAttention 2 or 4: PREF034), or no determinism.
-    Source: cudnn-frontend's benchmarks, gpt_oss (1.31.0, September 2026): H200, A100, RTX PRO 6000.
-    """
-    if not (p.is_training and p.deterministic and _small_window(p)) or p.fp8_attention:
-        return None
-    text = "cuDNN's deterministic backward goes over every key despite the window, FlashAttention's does not"
-    return Advice(text, {"deterministic": False})
-
-
-@hint(
-    "HINT012",
-    when=flash_attn_4(">=4.0.0b1"),
-    arch=frozenset({100, 103}),
-    evidence="reported",
-    fires_on={"deterministic": True, "window_size": (128, 0), "max_seqlen_q": 8192, "max_seqlen_kv": 8192},
-    passes={"window_size": (128, 0), "max_seqlen_q": 8192, "max_seqlen_kv": 8192},
-)
-def deterministic_window_of_flash_4(p: AttentionParams, env: Environment) -> Advice | None:
-    """FlashAttention 4's deterministic backward goes over every key on B200
-
-    Why: its time grows with the square of the length, whatever the window: of 128 on a GB200 2.3 ms at 8k and
-    28.4 at 32k, against 1.1 and 4.5 without determinism, and 1.2 and 4.8 of cuDNN. On Hopper the time is the
-    window's.
-    Fix: cuDNN, or no determinism.
-    Source: cudnn-frontend's benchmarks, gpt_oss (1.31.0, September 2026): GB200, H200.
-    """
-    if not (p.is_training and p.deterministic and _small_window(p)):
-        return None
-    return Advice(
-        "FlashAttention 4's deterministic backward goes over every key despite the window; cuDNN's does not"
-    )
-
-
-@hint(
-    "HINT013",
-    when=flash_attn_4(">=4.0.0b1"),
-    arch=frozenset({*range(80, 90), 120, 121}),
-    evidence="reported",
-    fires_on={"window_size": (128, 0), "max_seqlen_q": 8192, "max_seqlen_kv": 8192},
-    passes={"max_seqlen_q": 8192, "max_seqlen_kv": 8192},
-)
-def window_of_flash_4(p: AttentionParams, env: Environment) -> Advice | None:
-    """FlashAttention 4's forward goes over every key on Ampere, Ada and RTX 50
-
-    Why: its time grows with the square of the length, whatever the window: of 128 on an A100 217 ms at 32k
-    against 5.3 of FlashAttention 2, on an RTX PRO 6000 104 against 3.0 of cuDNN.
-    Fix: FlashAttention 2, or cuDNN.
-    Source: cudnn-frontend's benchmarks, gpt_oss (1.31.0, September 2026): A100, RTX PRO 6000.
-    """
-    if not _small_window(p):
-        return None
-    return Advice(
-        "FlashAttention 4's forward goes over every key here despite the window; 2's and cuDNN's do not"
-    )
-
-
-@hint(
-    "HINT014",
-    when=cudnn(">=9.22"),
-    arch=frozenset({100, 103}),
-    evidence="reported",
-    fires_on={
-        "fp8": True,
-        "fp8_meta": {"recipe": {"kind": "mxfp8", "fp8_dpa": True}},
-        "window_size": (128, 0),
-        "max_seqlen_q": 8192,
-        "max_seqlen_kv": 8192,
-    },
-    passes={"window_size": (128, 0), "max_seqlen_q": 8192, "max_seqlen_kv": 8192},
-)
-def fp8_window_of_cudnn(p: AttentionParams, env: Environment) -> Advice | None:
-    """cuDNN's FP8 backward goes over every key on B200, whatever the window
-
-    Why: its time grows with the square of the length: with a window of 128 on a GB200 91 ms at 32k in FP8 and
-    107 in MXFP8, against 3.7 in bf16. Seen with 9.22 and 9.27; no release is known that does otherwise.
-    Fix: bf16 attention where the window is small.
-    Source: cudnn-frontend's benchmarks, gpt_oss (1.21.1, April, and 1.31.0, September 2026): GB200.
-    """
-    if not (p.is_training and p.fp8_attention and _small_window(p)):
-        return None
-    return Advice(
-        "cuDNN's FP8 backward goes over every key despite the window; its bf16 backward does not",
-        {"fp8": False, "fp8_meta": None},
-    )
+for _row in read_rows("attnsel.rules", "slow_paths"):
+    _slow_path(_row)
 
 
 # ---- TE0xx: what is known of TransformerEngine's own attention, where its version was stated -----------

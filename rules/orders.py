@@ -1,108 +1,86 @@
 """Which kernel family is ahead of which, by the kind of call: the order by speed, with its published figures.
 
-An architecture has an order of families; where sources contradict each other they stand together. A rule of
-this file changes it for calls of a kind: a family ``leads`` others, or is ``last`` behind them. Its figures
-are the measurements of such calls on its architectures (``attnsel.pages.figures``): none is listed here, and
-a test finds those that say the opposite and that ``against`` does not name.
+An architecture has an order of families; where sources contradict each other they stand together. The rows
+of data/orders.csv change it for calls of a kind, each a rule with a page. What was measured of such calls
+is found, not listed: ``attnsel.pages.figures``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
-from attnsel.environment.versions import Versions, flash_attn_4
+from attnsel.environment.versions import Versions
 from attnsel.params import AttentionParams
-from attnsel.rules.api import REGISTRY, Placing, gate_text, page_fields
-from attnsel.rules.figures import Shape, few_queries
+from attnsel.rules.api import REGISTRY, Placing, archs_of, gate_text, gates_of
+
+BY_SPEED = "PREF005"
+"""The preference that reads the order: where a row put one family before another, its rule is named."""
 
 Families = tuple[tuple[str, ...], ...]
 """The fastest first; those that stand together are contested, and PREF013 says which of them goes first."""
-
-BY_SPEED = "PREF005"
-"""The preference that reads the order: where a rule of this file put one before another, that is named."""
 
 _FLASH_FIRST: Families = (("flash",), ("cudnn",), ("flash3",), ("flash4",), ("efficient",))
 _ADA: Families = (("cudnn", "flash"), ("flash3",), ("flash4",), ("efficient",))
 _HOPPER: Families = (("flash3", "cudnn"), ("flash4",), ("flash",), ("efficient",))
 _BLACKWELL: Families = (("cudnn", "flash4"), ("flash",), ("flash3",), ("efficient",))
-_CONSUMER_BLACKWELL: Families = (("cudnn", "flash"), ("flash4",), ("flash3",), ("efficient",))
-_CONSUMER_TRAINING: Families = (("flash", "cudnn"), ("flash4",), ("flash3",), ("efficient",))
+_RTX_50: Families = (("cudnn", "flash"), ("flash4",), ("flash3",), ("efficient",))
+_RTX_50_TRAINING: Families = (("flash", "cudnn"), ("flash4",), ("flash3",), ("efficient",))
 
 
-def base(arch: int | None, training: bool) -> Families:
-    """The order of an architecture, whatever is asked."""
-    if arch is None or arch < 86 or arch in (87, 88):
-        return _FLASH_FIRST
-    if arch < 90:
-        return _ADA
-    if arch < 100:
-        return _HOPPER
+def _base(arch: int | None, training: bool) -> Families:
+    """The order of an architecture, whatever else is asked."""
+    if arch is None or arch < 90:
+        return _ADA if arch in (86, 89) else _FLASH_FIRST
     if arch < 120:
-        return _BLACKWELL
-    return _CONSUMER_TRAINING if training else _CONSUMER_BLACKWELL
+        return _HOPPER if arch < 100 else _BLACKWELL
+    return _RTX_50_TRAINING if training else _RTX_50
 
 
 class Call(NamedTuple):
-    """What the order may depend on: so little of a question that few are told apart."""
+    """All that the order may depend on: so little of a question that few are told apart."""
 
     training: bool
     deterministic: bool
     window: bool
     causal: bool
     head_dim: int  # the larger of the two
-    few_queries: bool  # over many keys: see figures.few_queries
-    short: bool  # no more queries than were ever measured as more than a few
+    few_queries: bool
+    short: bool
 
     @classmethod
     def of(cls, p: AttentionParams) -> Call:
         head_dim = max(p.head_dim_qk, p.head_dim_v)
-        return cls(p.is_training, p.deterministic, p.windowed, p.causal, head_dim, *lengths(p))
-
-    @classmethod
-    def measured(cls, shape: Shape) -> Call:
-        """What was measured, as a call: of a head dimension that is not stated, the usual one."""
-        head_dim = max(shape.head_dim_qk, shape.head_dim_v) or 128
-        short = 0 < shape.seqlen_q <= _SHORT
-        causal = shape.mask == "causal"
-        return cls(
-            shape.training,
-            shape.deterministic,
-            bool(shape.window),
-            causal,
-            head_dim,
-            shape.few_queries,
-            short,
-        )
+        asked = lengths(p.max_seqlen_q, p.max_seqlen_kv)
+        return cls(p.is_training, p.deterministic, p.windowed, p.causal, head_dim, *asked)
 
 
-_SHORT = 512
-
-
-def lengths(p: AttentionParams) -> tuple[bool, bool]:
-    """``few_queries`` and ``short`` of a question: all that its lengths change about the order."""
-    queries = p.max_seqlen_q
-    return few_queries(queries, p.max_seqlen_kv), queries <= _SHORT
+def lengths(queries: int, keys: int) -> tuple[bool, bool]:
+    """All that they change about the order: whether so few queries go over so many keys that a kernel which
+    does not split the keys leaves the GPU idle, and whether there are too few to have been measured."""
+    return 0 < queries * 16 <= keys, 0 < queries <= 512
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lead(Placing):
-    """``first`` goes before all of ``over``, and before what stands with them; with ``last`` that one goes
-    behind all of ``over`` instead. ``against``: measurements that say the opposite, by more than noise."""
+    """A row of data/orders.csv: ``first`` goes before all of ``over``, or ``last`` behind all of them, for
+    the calls that have what is ``asked``."""
 
     first: str
     last: str
     over: tuple[str, ...]
     arch: frozenset[int]
     when: tuple[Versions, ...]
-    against: tuple[str, ...]
-    body: Callable[[Call], bool]
+    asked: tuple[tuple[str, bool], ...]
+    head_dims: tuple[int, int]
 
     def concerns(self, call: Call, arch: int | None) -> bool:
-        return arch in self.arch and self.body(call)
+        low, high = self.head_dims
+        alike = low <= call.head_dim <= high and all(getattr(call, name) == yes for name, yes in self.asked)
+        return alike and arch in self.arch
 
     def open(self, env: Environment) -> bool:
         return all(getattr(env, gate.component) in gate for gate in self.when)
@@ -111,39 +89,35 @@ class Lead(Placing):
 class Order:
     """The places of families for calls of a kind. One object for one order: it is compared as such."""
 
-    __slots__ = ("_codes", "_places", "families")
+    __slots__ = ("_codes", "_places", "_size")
 
     def __init__(self, families: Families, codes: dict[tuple[str, str], str]) -> None:
-        self.families = families
-        self._codes = codes
-        self._places = {
-            family: (place, among)
-            for place, together in enumerate(families)
-            for among, family in enumerate(together)
-        }
+        self._codes, self._size = codes, len(families)
+        places = ((name, (n, at)) for n, group in enumerate(families) for at, name in enumerate(group))
+        self._places = dict(places)
 
     def place(self, family: str) -> tuple[int, int]:
         """A family's place, and the place among contested ones; behind all for one that is none."""
-        return self._places.get(family, (len(self.families), 0))
+        return self._places.get(family, (self._size, 0))
 
     def code(self, above: str, below: str) -> str | None:
-        """The rule of this file that put one family before another, if one did."""
+        """The row that put one family before another, if one did."""
         return self._codes.get((above, below))
 
 
 def order_of(call: Call, env: Environment) -> Order:
     """The order for calls of a kind on a machine."""
     arch = env.arch
-    leads = tuple([lead for lead in _LEADS if lead.concerns(call, arch) and lead.open(env)])
-    return ordered(arch, call.training, leads)
+    rows = tuple([lead for lead in LEADS if lead.concerns(call, arch) and lead.open(env)])
+    return ordered(arch, call.training, rows)
 
 
 @lru_cache(maxsize=256)
-def ordered(arch: int | None, training: bool = False, leads: tuple[Lead, ...] = ()) -> Order:
-    """An architecture's order, changed by some rules, the later ones on top."""
-    groups = [list(together) for together in base(arch, training)]
+def ordered(arch: int | None, training: bool = False, rows: tuple[Lead, ...] = ()) -> Order:
+    """An architecture's order, changed by some rows, the later ones on top."""
+    groups = [list(together) for together in _base(arch, training)]
     codes: dict[tuple[str, str], str] = {}
-    for lead in leads:
+    for lead in rows:
         moved = lead.first or lead.last
         before = {family: place for place, group in enumerate(groups) for family in group}
         groups = [left for group in groups if (left := [family for family in group if family != moved])]
@@ -159,181 +133,28 @@ def ordered(arch: int | None, training: bool = False, leads: tuple[Lead, ...] = 
     return Order(tuple(map(tuple, groups)), codes)
 
 
-_LEADS: list[Lead] = []
+def _registered(row: dict[str, str]) -> Lead:
+    """A row as a rule."""
+    low, _, high = (row["head_dim"] or "0-4096").partition("-")
+    when, arch = gates_of(row["when"]), archs_of(row["arch"])
+    lead = Lead(
+        code=row["code"],
+        name=row["name"],
+        doc=f"{row['title']}\n\nWhy: {row['why']}\nSource: {row['source']}",
+        evidence="reported",
+        module=__name__,
+        when_text=gate_text(when, arch, ()),
+        short=row["below"],
+        first=row["first"],
+        last=row["last"],
+        over=tuple(row["over"].split()),
+        arch=arch,
+        when=when,
+        asked=tuple((name, row[name] == "yes") for name in Call._fields if row.get(name) in ("yes", "no")),
+        head_dims=(int(low), int(high)),
+    )
+    REGISTRY.add(lead)
+    return lead
 
 
-def leads() -> tuple[Lead, ...]:
-    """The rules of this file."""
-    return tuple(_LEADS)
-
-
-def lead(
-    code: str,
-    *,
-    first: str = "",
-    last: str = "",
-    over: tuple[str, ...],
-    arch: Iterable[int],
-    short: str,
-    when: tuple[Versions, ...] = (),
-    against: tuple[str, ...] = (),
-) -> Callable[[Callable[[Call], bool]], Callable[[Call], bool]]:
-    """Register a change of the order for the calls of which the body returns True. ``short``: see Placing."""
-
-    def register(body: Callable[[Call], bool]) -> Callable[[Call], bool]:
-        archs = frozenset(arch)
-        page = Lead(
-            **page_fields(code, body, "reported"),
-            first=first,
-            last=last,
-            over=over,
-            arch=archs,
-            when=when,
-            short=short,
-            against=against,
-            body=body,
-            when_text=gate_text(when, archs, ()),
-        )
-        REGISTRY.add(page)
-        _LEADS.append(page)
-        return body
-
-    return register
-
-
-_FA4 = (flash_attn_4(">=4.0.0b30"),)
-
-
-@lead(
-    "PREF030",
-    first="flash4",
-    over=("flash3", "cudnn"),
-    arch={90},
-    when=_FA4,
-    short="behind FlashAttention 4 in forwards",
-)
-def forward_on_hopper(c: Call) -> bool:
-    """FlashAttention 4 leads on Hopper in forwards without a window
-
-    Why: with 4.0.0b30 and newer, against cuDNN 9.27 on an H200, cuDNN takes 1.01 to 1.18 times as long; under
-    a causal mask of 2k it is 3 % ahead. FlashAttention 3 is about as fast as 4: of forwards alone nobody has
-    published both, TabPFN's threads find 4 at or ahead of it everywhere, torchtitan's find them alike.
-    With a window cuDNN stays first. Of 512 queries and fewer there is no figure, and FlashAttention 4 does
-    not split keys there.
-    Source: cudnn-frontend's benchmarks (1.31.0, September 2026); TabPFN#1235 and #1291; torchtitan#4413;
-    flash-attention#2415.
-    """
-    return not (c.training or c.window or c.short) and c.head_dim <= 192
-
-
-@lead(
-    "PREF031",
-    first="flash4",
-    over=("flash3", "cudnn"),
-    arch={90},
-    when=_FA4,
-    short="behind FlashAttention 4 in training",
-)
-def backward_on_hopper(c: Call) -> bool:
-    """FlashAttention 4 leads on Hopper in training, but for wide causal heads
-
-    Why: on an H200 cuDNN 9.27 takes 1.02 to 1.29 times as long backward with heads of 128, deterministic or
-    not; 1.2 with windows and heads of 64; 1.5 to 1.6 with heads of 192 and 128 and no mask. With those heads
-    and a causal mask cuDNN is ahead by up to 4 %, and deterministic by up to 14 %. Of heads of 64 without a
-    window there is no figure. FlashAttention 3 and 4 take the same time forward and backward.
-    Source: cudnn-frontend's benchmarks (1.31.0, September 2026); anemoi-core#959.
-    """
-    return c.training and not c.short and c.head_dim <= 192 and (c.head_dim <= 128 or not c.causal)
-
-
-@lead(
-    "PREF032",
-    first="flash4",
-    over=("cudnn",),
-    arch={100, 103},
-    when=_FA4,
-    short="behind FlashAttention 4, deterministic",
-)
-def deterministic_on_blackwell(c: Call) -> bool:
-    """FlashAttention 4 leads on B200, B300 in deterministic training at d128
-
-    Why: on a GB200 cuDNN 9.27 takes 1.07 to 1.20 times as long backward from 8k on, and as long as
-    FlashAttention 4 where nothing is asked of determinism. With a window it is the other way round: there
-    FlashAttention 4 goes over every key (HINT012).
-    Source: cudnn-frontend's benchmarks (1.31.0, September 2026).
-    """
-    return c.training and c.deterministic and not c.window and 64 < c.head_dim <= 128
-
-
-@lead(
-    "PREF033",
-    first="cudnn",
-    over=("flash",),
-    arch={80},
-    short="behind cuDNN, deterministic",
-)
-def deterministic_on_a100(c: Call) -> bool:
-    """cuDNN leads on an A100 in deterministic training with heads of 128
-
-    Why: FlashAttention 2 takes 1.34 to 1.40 times as long backward at 2k to 8k, causal or not. Beyond, cuDNN
-    holds a tensor of all scores, which is refused where it does not fit; otherwise FlashAttention 2 is ahead
-    by 1.2. With a window cuDNN goes over every key (PREF034).
-    Source: cudnn-frontend's benchmarks (1.31.0, cuDNN 9.27, September 2026).
-    """
-    return c.training and c.deterministic and not c.window and 64 < c.head_dim <= 128
-
-
-@lead(
-    "PREF034",
-    last="cudnn",
-    over=("flash3", "flash4", "flash"),
-    arch={*range(80, 91), 120, 121},
-    short="goes over every key here",
-)
-def deterministic_window(c: Call) -> bool:
-    """cuDNN is last in deterministic training with a window, but on B200
-
-    Why: its time grows with the square of the length, whatever the window: on an H200 3.3 times that of
-    FlashAttention 4 at 2k and 10.7 at 8k, on an A100 3.5 and 12.5 times that of FlashAttention 2. On an RTX
-    PRO 6000 it takes 9 times as long as without determinism, and no other kernel was measured. On a GB200
-    the time is the window's.
-    Source: cudnn-frontend's benchmarks (1.31.0, cuDNN 9.27, September 2026).
-    """
-    return c.training and c.deterministic and c.window
-
-
-@lead(
-    "PREF035",
-    first="flash",
-    over=("cudnn",),
-    arch={*range(80, 90), 120, 121},
-    short="does not split the keys",
-)
-def few_queries_over_many_keys(c: Call) -> bool:
-    """A kernel that splits keys goes before cuDNN for few queries over many keys
-
-    Why: where queries fill a fraction of the GPU, the kernel that spreads the keys over the rest is ahead:
-    on an A100 cuDNN takes 1.5 times as long as FlashAttention 2 with 1k queries over 62k keys, and 1.1 with
-    4k. On cards of other architectures there is no figure; the kernels are the same.
-    Source: cudnn-frontend's benchmarks (1.31.0, September 2026).
-    """
-    return not c.training and c.few_queries
-
-
-@lead(
-    "PREF036",
-    first="flash4",
-    over=("cudnn",),
-    arch={120, 121},
-    when=_FA4,
-    short="behind FlashAttention 4 under a causal mask",
-)
-def causal_training_on_consumer_blackwell(c: Call) -> bool:
-    """FlashAttention 4 goes before cuDNN on RTX 50 and RTX PRO in causal training
-
-    Why: on an RTX PRO 6000 cuDNN 9.27 takes 1.12 to 1.14 times as long backward, and FlashAttention 4 1.16
-    to 1.21 times as long in the forward, which is a quarter of the work. Without a mask they are alike.
-    FlashAttention 2 stays first: backward on an RTX 5070 Ti 4 takes 1.26 times as long.
-    Source: cudnn-frontend's benchmarks (1.31.0, September 2026); flash-attention#1981.
-    """
-    return c.training and c.causal and not c.window and not c.deterministic
+LEADS = tuple(map(_registered, read_rows("attnsel.rules", "orders")))

@@ -1,7 +1,4 @@
-"""Which of several candidates goes first. The first preference in which two differ decides, and is named.
-
-The order by speed, which PREF005 reads, is in rules/orders.py.
-"""
+"""Which of several candidates goes first. The first preference in which two differ decides, and is named."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from attnsel.verdicts.reasons import RankKey
 from attnsel.verdicts.record import CandidateRecord
 
 
-@preference("PREF001", short="after it in your order", evidence="policy", untimed="what you said")
+@preference("PREF001", short="after it in your order", evidence="policy")
 def your_order(c: RankKey, arch: int | None, policy: Policy) -> int:
     """The order you gave comes before every other consideration.
 
@@ -33,7 +30,7 @@ def last_resorts_last(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(CANDIDATES[c.name].last_resort)
 
 
-@preference("PREF003", short="nobody has checked it", evidence="policy", untimed="what is known of a call")
+@preference("PREF003", short="nobody has checked it", evidence="policy")
 def known_before_unknown(c: RankKey, arch: int | None, policy: Policy) -> int:
     """What is known to run comes before what nobody has checked.
 
@@ -43,7 +40,7 @@ def known_before_unknown(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.verdict == "unknown")
 
 
-@preference("PREF015", short="planned only", evidence="policy", untimed="what attnsel runs")
+@preference("PREF015", short="planned only", evidence="policy")
 def run_before_planned(c: RankKey, arch: int | None, policy: Policy) -> int:
     """What attnsel runs comes before what it only plans
 
@@ -54,12 +51,7 @@ def run_before_planned(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.planned)
 
 
-@preference(
-    "PREF014",
-    short="F.sdpa tries it later",
-    evidence="source",
-    untimed="the order in which PyTorch's code tries kernels",
-)
+@preference("PREF014", short="F.sdpa tries it later", evidence="source")
 def order_of_f_sdpa(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Below PyTorch 2.6 kernels stand in the order in which F.sdpa tries them
 
@@ -70,7 +62,7 @@ def order_of_f_sdpa(c: RankKey, arch: int | None, policy: Policy) -> int:
     return c.f_sdpa
 
 
-@preference("PREF004", short="not proven here", evidence="policy", untimed="what was run, and where")
+@preference("PREF004", short="not proven here", evidence="policy")
 def proven_before_unproven(c: RankKey, arch: int | None, policy: Policy) -> int:
     """A kernel that no committed result shows here comes after all others
 
@@ -80,12 +72,7 @@ def proven_before_unproven(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.unproven and not c.executed)
 
 
-@preference(
-    "PREF008",
-    short="costly to adapt to",
-    evidence="reported",
-    untimed="the work that a change adds to every call",
-)
+@preference("PREF008", short="costly to adapt to", evidence="reported")
 def costly_changes_last(c: RankKey, arch: int | None, policy: Policy) -> int:
     """A kernel that costs half as much work again to adapt to comes later
 
@@ -100,7 +87,7 @@ def costly_changes_last(c: RankKey, arch: int | None, policy: Policy) -> int:
 _HALF = 8  # sixteenths
 
 
-@preference("PREF010", short="executed off-GPU only", evidence="executed", untimed="what was run, and where")
+@preference("PREF010", short="executed off-GPU only", evidence="executed")
 def proven_before_executed(c: RankKey, arch: int | None, policy: Policy) -> int:
     """A kernel executed off-GPU only comes after proven ones that fit as well
 
@@ -114,12 +101,7 @@ def proven_before_executed(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.unproven)
 
 
-@preference(
-    "PREF011",
-    short="a plan per length",
-    evidence="reported",
-    untimed="the time that a plan takes, not a kernel",
-)
+@preference("PREF011", short="a plan per length", evidence="reported")
 def no_plan_per_length(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Where lengths vary from call to call, a kernel that plans for each is later
 
@@ -134,12 +116,7 @@ def no_plan_per_length(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.growing and CANDIDATES[c.name].plan_per_length)
 
 
-@preference(
-    "PREF012",
-    short="copies what is padded",
-    evidence="policy",
-    untimed="the work that a change adds to every call",
-)
+@preference("PREF012", short="copies what is padded", evidence="policy")
 def lengths_before_copies(c: RankKey, arch: int | None, policy: Policy) -> int:
     """A kernel that takes lengths comes before one that needs padding copied
 
@@ -168,27 +145,16 @@ def _standing(name: str) -> tuple[CandidateRecord, int]:
     return CANDIDATES[other], beside
 
 
-@preference(
-    BY_SPEED,
-    short="a slower kernel family",
-    evidence="reported",
-    against=(
-        *("p3", "p4", "p5", "p19", "p25", "p31", "p37", "p40", "p43"),  # A100: cuDNN and FlashAttention 4
-        *("p1062", "p1064", "p1066", "p1069", "p1072"),  # sm120 with a window, backward alone
-        "p160",  # 512 tokens
-    ),
-)
+@preference(BY_SPEED, short="a slower kernel family", evidence="reported")
 def faster_family_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     """FlashAttention 3 and cuDNN lead on Hopper, cuDNN and 4 on B200, 2 on A100
 
     Why: on an H100, causal, 8k: FlashAttention 3 648 TFLOP/s forward, cuDNN 566, FlashAttention 2 358. On a
     GB200 cuDNN 9.27 and FlashAttention 4 are alike, and FlashAttention 2 runs there on instructions of
     Ampere, at a third of their speed. On an A100 cuDNN takes 1.1 to 1.3 times as long as FlashAttention 2,
-    and neither FlashAttention 3 nor 4 was written for it. Contested on cards of Ada, on RTX 50 and A10:
-    PREF013. On an A100 FlashAttention 4 is ahead of cuDNN without a window, and 29 times slower with one; on an
-    RTX PRO 6000 with a window 1.1 times as fast backward, and 35 times slower forward: both stay behind it.
-    PREF030 to PREF036 change the order for calls of a kind, and say by which figures. Calls that
-    nobody has measured take the order of their architecture, and their report says that there is no figure.
+    and neither FlashAttention 3 nor 4 was written for it. PREF030 and its neighbours change the order for
+    calls of a kind; where sources contradict each other PREF013 says so. Calls that nobody has measured take
+    the order of their architecture, and their report says that there is no figure.
     Source: FlashAttention-3 paper; cudnn-frontend's benchmarks (9.22 and 9.27; A100, H200, GB200);
     pytorch#126122; transformers PR #48163; TransformerEngine v2.18, utils.py, lines 588-596 and 1647-1660.
     A plug-in stands where its maker says, or behind these.
@@ -197,12 +163,7 @@ def faster_family_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     return 3 * _place(record, c, arch)[0] + beside
 
 
-@preference(
-    "PREF006",
-    short="the slower last resort",
-    evidence="measured",
-    untimed="memory: no source has timed tiled beside sdpa.math on a GPU",
-)
+@preference("PREF006", short="the slower last resort", evidence="measured")
 def leaner_last_resort(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Of the last resorts sdpa.math goes first while its scores are small
 
@@ -214,9 +175,7 @@ def leaner_last_resort(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(CANDIDATES[c.name].last_resort and c.name != first)
 
 
-@preference(
-    "PREF007", short="more to adapt", evidence="policy", untimed="the work that a change adds to every call"
-)
+@preference("PREF007", short="more to adapt", evidence="policy")
 def lighter_changes_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Of two that are as fast, the one that adapts with less work goes first
 
@@ -227,39 +186,33 @@ def lighter_changes_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     return c.overhead
 
 
-@preference("PREF013", short="contested: measuring decides", evidence="reported", contested=True)
+@preference("PREF013", short="contested: measuring decides", evidence="reported")
 def contested_order(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Where sources contradict each other, one goes first until it is measured
 
     Why: on Hopper FlashAttention 3 is ahead of cuDNN in its maker's figures and behind it in tritonbench's,
     newer cuDNN reaches 673 and 579 TFLOP/s on an H200, and TransformerEngine takes cuDNN before any
-    FlashAttention. On datacentre Blackwell FlashAttention 4 and cuDNN are within 3 % of each other, SGLang
-    went from the one to the other after measuring, and TransformerEngine takes cuDNN. On sm86 and sm89
-    PyTorch's sweep finds cuDNN 1.04 to 1.23 times as fast as FlashAttention 2, transformers' 0.93 (A10G) and
-    1.00 (L40S). On sm120 cuDNN is ahead by 1.07 forward on an RTX 5090, and at 0.88 in transformers' training
-    shapes on an RTX PRO 6000. Of two that are contested, the one with less to adapt goes first (PREF007).
+    FlashAttention. On B200 and B300 FlashAttention 4 and cuDNN are within 3 % of each other, SGLang went from
+    the one to the other after measuring, and TransformerEngine takes cuDNN. On sm86 and sm89 PyTorch's sweep
+    finds cuDNN 1.04 to 1.23 times as fast as FlashAttention 2, transformers' 0.93 (A10G) and 1.00 (L40S). On
+    sm120 cuDNN is ahead by 1.07 forward on an RTX 5090, and at 0.88 in transformers' training shapes on an
+    RTX PRO 6000. Of two that are contested, the one with less to adapt goes first (PREF007).
     Fix: measure your shapes (attnsel prove, or your own step), and say your order: ATTNSEL_BACKENDS.
-    Source: FlashAttention-3 paper; flash-attention#1893; tritonbench#141; cudnn-frontend's benchmarks (9.19.1
-    on an H200, 9.22 and 9.27 on a GB200); FlashAttention-4 paper; sglang#33655; pytorch#192799; transformers
-    PR #48163; learn-cuda, 07_attention; TransformerEngine v2.18, utils.py, lines 1647-1660.
+    Source: FlashAttention-3 paper; flash-attention#1893 and #1310; tritonbench#141; cudnn-frontend's
+    benchmarks (9.19.1 on an H200, 9.22 and 9.27 on a GB200); FlashAttention-4 paper; sglang#33655;
+    pytorch#192799; transformers PR #48163; learn-cuda, 07_attention; TransformerEngine v2.18, utils.py, lines
+    1647-1660.
     """
     return _place(_standing(c.name)[0], c, arch)[1]
 
 
-@preference(
-    "PREF009",
-    short="second of its family",
-    evidence="policy",
-    untimed="how many layers stand above a kernel: figures of two copies of one kernel are by the way",
-    contested=True,
-)
+@preference("PREF009", short="second of its family", evidence="policy")
 def order_within_a_family(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Within a family, the kernel with fewer layers above it goes first
 
     Why: cudnn asks the library itself, with every feature it has; sdpa.cudnn sees what PyTorch passes on.
     One that was written for the architecture goes before one that was not: sdpa.flash (FlashAttention-2) for
-    sm8x and sm12x, triton for sm90 to sm119. The package flash-attn was measured 5 to 7 % ahead of PyTorch's
-    own copy on a B200 and a GB300, and behind it at 1k tokens and fewer.
+    sm8x and sm12x, triton for sm90 to sm119.
     Source: attnsel's choice.
     """
     record = CANDIDATES[c.name]

@@ -107,8 +107,8 @@ def rule(
     --json prints one object: what a row of "attnsel rules --json" holds, and name, text, module,
     fires_on and passes (the fields of two examples), commands (the examples as command lines, where
     they can be written as one), figures (of a rule that orders kernels, what was published: text,
-    pairs, lowest and highest, title, address). Of a code that was removed: code, family, status, release,
-    replaced_by, why.
+    pairs, lowest and highest, title, date, source). Of a code that was removed: code, family, status,
+    release, replaced_by, why.
     """
     form.require_one()
     try:
@@ -124,7 +124,14 @@ def rule(
             return page_document(page)
         return _removed(page) if isinstance(page, Removed) else _page(page)
 
-    form.print(document, lambda: whole_page(page))
+    def record() -> dict[str, Any]:
+        if not isinstance(page, Placing):
+            return whole_page(page)
+        from attnsel.pages.figures import figures_of  # which ranks what was measured
+
+        return whole_page(page, figures_of(page.code))
+
+    form.print(document, record)
     return FOUND
 
 

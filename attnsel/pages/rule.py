@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any, get_args
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.records import stamped, to_json
+from attnsel.base.records import stamped
 from attnsel.environment import COMPONENTS, Device, component_name
 from attnsel.environment.gpus import ARCHITECTURES, familiar
 from attnsel.environment.versions import Version, Versions
@@ -213,8 +213,8 @@ def as_dict(page: Page) -> dict[str, Any]:
     }
 
 
-def whole_page(page: Page | Removed) -> dict[str, Any]:
-    """``attnsel rule CODE --json``, also of a code that was removed."""
+def whole_page(page: Page | Removed, figures: Iterable[Any] = ()) -> dict[str, Any]:
+    """``attnsel rule CODE --json``, also of a code that was removed. ``figures``: of a rule that orders."""
     if isinstance(page, Removed):
         gone = {"code": page.code, "family": split(page.code)[0], "status": "removed", **page._asdict()}
         return stamped("removed-rule", gone | {"replaced_by": page.replaced_by or None})
@@ -224,16 +224,8 @@ def whole_page(page: Page | Removed) -> dict[str, Any]:
     if isinstance(page, PolicyRule):
         examples["fires_on"] = {"candidate": page.fires_on[0], "policy": dict(page.fires_on[1])}
     text = {"name": page.name, "text": text_of(page), "module": page.module}
-    more = {**text, **jsonable(examples), "commands": example_commands(page), "figures": _figures(page)}
+    more = {**text, **jsonable(examples), "commands": example_commands(page), "figures": list(figures)}
     return stamped("rule", as_dict(page) | more)
-
-
-def _figures(page: Page) -> list[Any]:
-    if not isinstance(page, Placing):
-        return []
-    from attnsel.pages.figures import rows_of  # which ranks what was measured
-
-    return [to_json(row) for row in rows_of(page.code)]
 
 
 # ---- which others -----------------------------------------------------------------------------------------

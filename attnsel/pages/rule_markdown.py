@@ -208,7 +208,7 @@ def page_document(page: Page | Removed, links: Links = Links()) -> Document:  # 
         parts.append(_section("Fix", Prose(sentence(text["Fix"]))))
     others = [Prose(f"{label}: {more}") for label, more in text.items() if label not in _LABELS]
     parts.append(_section("Why", Prose(sentence(text.get("Why", _NONE_RECORDED))), *others))
-    if figures := figure_blocks(page):
+    if isinstance(page, Placing) and (figures := figure_blocks(page)):
         parts.append(Section("Figures", figures))
     parts.append(Section("Where it holds", (Fields(tuple(_where(page, links))),)))
     if shown := tuple(_examples(page, answer, links)):

@@ -34,7 +34,6 @@ from attnsel.report.words import (
     tensor_words,
 )
 from attnsel.rules import REGISTRY, Placing
-from attnsel.rules.figures import sources as published
 from attnsel.rules.orders import Lead
 from attnsel.rules.takes import unproven_parts
 from attnsel.selection.evaluate import memory_parts
@@ -283,18 +282,15 @@ def _adaptation(made: Adaptation, p: AttentionParams) -> Inline:
 
 
 def worth(selection: SelectionView, sources: bool = False) -> Iterator[Item]:
-    """What was published of the choice beside the next; where the order rests on no such call, that."""
-    quoted = selection.figures
-    for one in quoted:
-        of = published()[one.measurement.source]
-        told = f"{figure_words(one)} ({of.title.split('@')[0].split(' benchmark/')[0]}, {of.date})"
-        yield Item(told, label="Published", below=(source(of.address),) if sources else ())
-    if quoted or selection.environment.device.type != "cuda":
-        return
+    """What was published of the choice beside the next; where nobody has, that."""
+    for one in selection.figures:
+        who = one.source["title"].split("@")[0].split(" benchmark/")[0]
+        below = (source(one.source["source"]),) if sources else ()
+        yield Item(f"{figure_words(one)} ({who}, {one.source['date']})", label="Published", below=below)
     families = {
         CANDIDATES[c.name].kernel_family for c in selection.ranked if not CANDIDATES[c.name].last_resort
     }
-    if len(families) > 1:
+    if len(families) > 1 and not selection.figures and selection.environment.device.type == "cuda":
         nobody = f"nobody has published two kernels on {selection.environment.target} for such a call"
         yield Item(nobody, label="No figure for this")
 

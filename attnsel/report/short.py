@@ -279,7 +279,7 @@ def selection_record(selection: SelectionView, unlocks: bool = True) -> dict[str
         ],
         "assumptions": to_json(selection.assumptions),
         "hints": to_json(selection.hints),
-        "figures": to_json(selection.figures),
+        "figures": [{**to_json(one), "source": to_json(one.source)} for one in selection.figures],
     }
     if selection.layout is not None:
         out["layout"] = to_json(selection.layout)

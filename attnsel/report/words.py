@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnsel.rules.figures import family_of
+from attnsel.backends.registry import CANDIDATES
 from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
-    from attnsel.rules.figures import Quoted
+    from attnsel.rules.figures import Measurement, Row
     from attnsel.selection.view import SelectionView
 
 
@@ -107,48 +108,48 @@ def policy_words(selection: SelectionView) -> list[str]:
     ]
 
 
-def figure_words(quoted: Quoted) -> str:
-    """What was published of a choice, at the shape that was measured: ``on an H200, d128, 8k causal backward:
-    flash_attn.4 648, cudnn 541 TFLOP/s``."""
-    shape = quoted.measurement.shape
-    card = shape.gpu or f"sm{shape.arch}"
-    where = f"on {an(card)}" if quoted.same_card else f"on {an(card)} (sm{shape.arch} too)"
-    heads = f"d{shape.head_dim_qk}"
-    if shape.head_dim_v != shape.head_dim_qk:
-        heads += f"/{shape.head_dim_v}"
-    length = short_length(shape.seqlen_q)
-    if shape.seqlen_kv != shape.seqlen_q:
-        length += f" over {short_length(shape.seqlen_kv)}"
-    mask = {"no_mask": "unmasked", "": ""}.get(shape.mask, shape.mask)
-    window = f"window {shape.window}" if shape.window else ""
-    direction = {"fwd": "forward", "bwd": "backward"}.get(shape.direction, "forward and backward")
-    kind = " ".join(filter(None, (length, mask, "deterministic" * shape.deterministic, direction)))
-    return f"{', '.join(filter(None, (where, heads, kind, window)))}: {measured_words(quoted)}"
+def figure_words(one: Measurement) -> str:
+    """What was published, at the shape that was measured: ``H200, bf16, d128, causal, backward, 8k:
+    flash_attn.4 648, cudnn 541 TFLOP/s``; with the architecture where the card is another than asked."""
+    shape = one.shape
+    length = short_length(int(shape["seqlen_q"]))
+    if shape["seqlen_kv"] != shape["seqlen_q"]:
+        length += f" over {short_length(int(shape['seqlen_kv']))}"
+    other = "" if one.same_card or not shape["gpu"] else f" (sm{shape['arch']} too)"
+    return f"{shape_words(shape, other)}, {length}: {measured_words(one.rows)}"
 
 
-def clause_words(quoted: Quoted, name: str) -> str:
-    """The same in a clause, of the choice and the fastest other: ``648, cudnn 541 TFLOP/s (H100 d128 8k fwd)``."""
-    shape = quoted.measurement.shape
-    own = next((figure for figure in quoted.figures if figure.kernel == name), quoted.figures[0])
-    other = next(figure for figure in quoted.figures if family_of(figure.kernel) != family_of(own.kernel))
-    both = measured_words(quoted._replace(figures=(own, other))).removeprefix(f"{name} ")
-    where = shape.gpu or f"sm{shape.arch}"
-    return f"{both} ({where} d{shape.head_dim_qk} {short_length(shape.seqlen_q)} {shape.direction})"
+def shape_words(shape: Row, card: str = "") -> str:
+    """What was measured but for its lengths."""
+    heads = f"d{shape['head_dim_qk']}" if shape["head_dim_qk"] else ""
+    heads += f"/{shape['head_dim_v']}" if shape["head_dim_v"] != shape["head_dim_qk"] else ""
+    ways = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward and backward"}
+    words = (
+        f"{shape['gpu'] or 'sm' + shape['arch']}{card}",
+        shape["dtype"],
+        heads,
+        shape["mask"].replace("_", " "),
+        f"window {shape['window']}" if shape["window"] else "",
+        ("deterministic " if shape["deterministic"] else "") + ways[shape["direction"]],
+    )
+    return ", ".join(filter(None, words))
 
 
-def measured_words(quoted: Quoted) -> str:
-    """The kernels, the fastest first, in one unit."""
-    figures = quoted.figures
-    if all(figure.tflops for figure in figures):
-        told = [f"{figure.kernel} {figure.tflops:.0f}" for figure in figures]
-        return f"{', '.join(told)} TFLOP/s"
-    return f"{', '.join(f'{figure.kernel} {figure.value:g}' for figure in figures)} {figures[0].unit}"
+def clause_words(one: Measurement, name: str) -> str:
+    """In a clause, of the choice and the fastest other: ``648, cudnn 541 TFLOP/s (H100 d128 8k fwd)``."""
+    families = {row["kernel"]: CANDIDATES[row["kernel"]].kernel_family for row in one.rows}
+    own = next(row for row in one.rows if families[row["kernel"]] == CANDIDATES[name].kernel_family)
+    other = next(row for row in one.rows if families[row["kernel"]] != families[own["kernel"]])
+    where = own["gpu"] or f"sm{own['arch']}"
+    both = measured_words((own, other)).removeprefix(f"{name} ")
+    return f"{both} ({where} d{own['head_dim_qk']} {short_length(int(own['seqlen_q']))} {own['direction']})"
 
 
-def an(word: str) -> str:
-    """A card with its article, as its name is said: an H100, a GB200, an RTX 4090."""
-    said_with_vowel = word[:1] in "AEFHILMNORSX" and (len(word) < 2 or not word[1].islower())
-    return f"{'an' if said_with_vowel else 'a'} {word}"
+def measured_words(rows: Sequence[Row]) -> str:
+    """The kernels in one unit."""
+    if all(row["tflops"] for row in rows):
+        return ", ".join(f"{row['kernel']} {float(row['tflops']):.0f}" for row in rows) + " TFLOP/s"
+    return ", ".join(f"{row['kernel']} {float(row['value']):g}" for row in rows) + f" {rows[0]['unit']}"
 
 
 def short_length(length: int) -> str:

@@ -282,7 +282,7 @@ class Kind:
 
     def order(self, p: AttentionParams) -> Order:
         """The order of kernel families for one of its questions."""
-        key = lengths(p)
+        key = lengths(p.max_seqlen_q, p.max_seqlen_kv)
         found = self._orders.get(key)
         if found is None:
             found = self._orders[key] = order_of(Call.of(p), self.env)

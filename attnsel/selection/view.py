@@ -10,7 +10,7 @@ from attnsel.environment.read import Unread
 from attnsel.params import AttentionParams
 from attnsel.params.layout import Layout
 from attnsel.policy import Policy
-from attnsel.rules.figures import Quoted, nearest
+from attnsel.rules.figures import Measurement, nearest
 from attnsel.selection.assumed import Assumption, assumptions
 from attnsel.selection.evaluate import waived_codes
 from attnsel.selection.inquiry import Inquiry, Remark, remarks_on, waivers_of
@@ -126,12 +126,11 @@ class SelectionView:
         return self._hints
 
     @property
-    def figures(self) -> tuple[Quoted, ...]:
-        """What was published nearest to this call of its choice beside another kernel; looked up when asked."""
-        env = self._inquiry.env
-        return (
-            nearest(self.params, env, tuple(c.name for c in self.ranked)) if env.device.type == "cuda" else ()
-        )
+    def figures(self) -> tuple[Measurement, ...]:
+        """What was published nearest to this call, of its choice beside another kernel."""
+        device = self._inquiry.env.device
+        standing = tuple(c.name for c in self.ranked)
+        return nearest(self.params, device.arch, device.name, standing) if device.arch is not None else ()
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES
-from attnsel.rules.orders import leads
+from attnsel.rules.orders import LEADS
 from tables import each
 
-LEADS = [lead.code for lead in leads()]
+CODES = [lead.code for lead in LEADS]
 
 ROWS: dict[str, dict[str, Any]] = {
     row["id"]: row
@@ -86,7 +86,7 @@ WHY = {
     ),
     "FIGURES": Why(
         "published figures put it before what TransformerEngine takes, or are contested (rules/orders.py)",
-        lambda s, row: any(c.placed_by in (*LEADS, "PREF013") for c in s.ranked[:3]),
+        lambda s, row: any(c.placed_by in (*CODES, "PREF013") for c in s.ranked[:3]),
     ),
     "LIBRARY": Why(
         "cuDNN takes it, and the table before it does not: cudnn_against_te.json",
