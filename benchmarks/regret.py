@@ -33,7 +33,7 @@ from attnsel.errors import InvalidInput  # noqa: E402
 from attnsel.pages.figures import claims_of  # noqa: E402
 from attnsel.rules import load_all  # noqa: E402
 from attnsel.rules.figures import Measurement, measured, size  # noqa: E402
-from attnsel.rules.orders import leads  # noqa: E402
+from attnsel.rules.orders import LEADS  # noqa: E402
 
 MISSED = 4
 MEAN, WORST, OF_A_SOURCE = 1.02, 1.42, 1.04
@@ -206,7 +206,7 @@ Which of two kernels goes first rests on published times: rules/data/figures.csv
 sources, and `attnsel rule PREF031` shows those of a rule. This page says what the order costs where somebody
 has measured: the time of attnsel's pick over that of the fastest, as a geometric mean. Of {len(picks)}
 measurements that hold two of attnsel's kernels it is {mean(picks):.3f}, {max(f.ratio for f in picks):.2f} at
-worst; the order of architectures alone would cost {mean(base):.3f}, {max(f.ratio for f in base):.2f} at worst.
+worst. By the order of architectures alone it would be {mean(base):.3f}, {max(f.ratio for f in base):.2f}.
 
 "Left out" is what a source says of an order that its publisher had no part in: a rule that nobody else's
 measurements support is dropped there. On one publisher rest: {alone}. Where the column is
@@ -251,9 +251,8 @@ def main() -> int:
     print(table("architecture", picks, base, out, lambda f: f"sm{f.one.shape['arch']}"))
     print(table("source", picks, base, out, lambda f: f.title))
     for found in sorted(picks, key=lambda f: -f.ratio)[: given.worst]:
-        print(
-            f"{found.ratio:.3f}  {found.one.name}  {found.standing[0]}, fastest {found.fastest}  {found.title}"
-        )
+        kernels = f"{found.standing[0]}, fastest {found.fastest}"
+        print(f"{found.ratio:.3f}  {found.one.name}  {kernels}  {found.title}")
     over = [name for name, among in grouped(picks, lambda f: f.title).items() if mean(among) > OF_A_SOURCE]
     over = [name for name in over if sum(f.title == name for f in picks) >= FEW]
     print(f"over {OF_A_SOURCE}: {', '.join(over) or 'no source'} (of {FEW} measurements or more)")
