@@ -38,7 +38,7 @@ from attnsel.report.document import (
     Strong,
     joined,
 )
-from attnsel.report.words import clause_words, environment_words, params_words
+from attnsel.report.words import clause_words, environment_words, figure_record, params_words
 
 if TYPE_CHECKING:
     from attnsel.selection.view import SelectionView
@@ -279,7 +279,7 @@ def selection_record(selection: SelectionView, unlocks: bool = True) -> dict[str
         ],
         "assumptions": to_json(selection.assumptions),
         "hints": to_json(selection.hints),
-        "figures": [{**to_json(one), "source": to_json(one.source)} for one in selection.figures],
+        "figures": list(map(figure_record, selection.figures)),
     }
     if selection.layout is not None:
         out["layout"] = to_json(selection.layout)

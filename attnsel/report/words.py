@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.verdicts.requirements import size
@@ -117,6 +117,18 @@ def figure_words(one: Measurement) -> str:
         length += f" over {short_length(int(shape['seqlen_kv']))}"
     other = "" if one.same_card or not shape["gpu"] else f" (sm{shape['arch']} too)"
     return f"{shape_words(shape, other)}, {length}: {measured_words(one.rows)}"
+
+
+def figure_record(one: Measurement) -> dict[str, Any]:
+    """The same as JSON."""
+    kernels = [
+        {"name": row["kernel"], "value": float(row["value"]), "unit": row["unit"]}
+        | {"tflops": float(row["tflops"]) if row["tflops"] else None, "cudnn": row["cudnn"] or None}
+        for row in one.rows
+    ]
+    told = {"text": figure_words(one), "direction": one.shape["direction"], "same_card": one.same_card}
+    where = {"pair": one.name, **{name: one.source[name] for name in ("title", "date", "source")}}
+    return {**told, "kernels": kernels, **where}
 
 
 def shape_words(shape: Row, card: str = "") -> str:
