@@ -70,7 +70,6 @@ _LAST = (
     "attnsel.rules.context_parallel",
     "attnsel.rules.bugs",
     "attnsel.rules.preferences",
-    "attnsel.rules.orders",
     "attnsel.rules.hints",
 )
 

@@ -15,7 +15,7 @@ from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
 from attnsel.environment.versions import Versions
 from attnsel.params import AttentionParams
-from attnsel.rules.api import REGISTRY, Placing, archs_of, gate_text, gates_of
+from attnsel.rules.api import Placing, archs_of, gate_text, gates_of
 
 BY_SPEED = "PREF005"
 """The preference that reads the order: where a row put one family before another, its rule is named."""
@@ -133,11 +133,10 @@ def ordered(arch: int | None, training: bool = False, rows: tuple[Lead, ...] = (
     return Order(tuple(map(tuple, groups)), codes)
 
 
-def _registered(row: dict[str, str]) -> Lead:
-    """A row as a rule."""
+def _lead(row: dict[str, str]) -> Lead:
     low, _, high = (row["head_dim"] or "0-4096").partition("-")
     when, arch = gates_of(row["when"]), archs_of(row["arch"])
-    lead = Lead(
+    return Lead(
         code=row["code"],
         name=row["name"],
         doc=f"{row['title']}\n\nWhy: {row['why']}\nSource: {row['source']}",
@@ -153,8 +152,7 @@ def _registered(row: dict[str, str]) -> Lead:
         asked=tuple((name, row[name] == "yes") for name in Call._fields if row.get(name) in ("yes", "no")),
         head_dims=(int(low), int(high)),
     )
-    REGISTRY.add(lead)
-    return lead
 
 
-LEADS = tuple(map(_registered, read_rows("attnsel.rules", "orders")))
+LEADS = tuple(map(_lead, read_rows("attnsel.rules", "orders")))
+"""The rows; rules/preferences.py registers them as rules."""

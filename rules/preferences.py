@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.policy import Policy
-from attnsel.rules.api import preference
-from attnsel.rules.orders import BY_SPEED, Order, ordered
+from attnsel.rules.api import REGISTRY, preference
+from attnsel.rules.orders import BY_SPEED, LEADS, Order, ordered
 from attnsel.verdicts.reasons import RankKey
 from attnsel.verdicts.record import CandidateRecord
 
@@ -220,3 +220,7 @@ def order_within_a_family(c: RankKey, arch: int | None, policy: Policy) -> int:
         return 2 * len(CANDIDATES)
     position = list(CANDIDATES).index(c.name)
     return position + (0 if arch in record.written_for else len(CANDIDATES))
+
+
+for _row in LEADS:
+    REGISTRY.add(_row)
