@@ -14,11 +14,10 @@ load_all()
 
 
 def test_every_row_has_a_source_and_cells_that_are_allowed():
-    table = csv.DictReader(Path(__file__).with_name("figures_allowed.csv").read_text().splitlines())
-    allowed = {row["column"]: row["pattern"] for row in table}
+    allowed = dict(csv.reader(Path(__file__).with_name("figures_allowed.csv").read_text().splitlines()[1:]))
     for row in (row for arch in (0, *ARCHITECTURES) for one in measured(arch) for row in one.rows):
         assert [name for name in allowed if not re.fullmatch(allowed[name], row[name])] == [], row
-        assert re.fullmatch(r"(\d{4}-\d\d)?https://.+", "{date}{source}".format_map(sources()[row["source"]]))
+        assert sources()[row["source"]]["source"].startswith("https://")
         assert not row["arch"] or not row["gpu"] or look_up_gpu(row["gpu"]).arch == int(row["arch"])
 
 

@@ -18,7 +18,6 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.rules.orders import LEADS
 from tables import each
 
-CODES = [lead.code for lead in LEADS]
 
 ROWS: dict[str, dict[str, Any]] = {
     row["id"]: row
@@ -86,7 +85,7 @@ WHY = {
     ),
     "FIGURES": Why(
         "published figures put it before what TransformerEngine takes, or are contested (rules/orders.py)",
-        lambda s, row: any(c.placed_by in (*CODES, "PREF013") for c in s.ranked[:3]),
+        lambda s, row: {c.placed_by for c in s.ranked[:3]} & {"PREF013", *(lead.code for lead in LEADS)},
     ),
     "LIBRARY": Why(
         "cuDNN takes it, and the table before it does not: cudnn_against_te.json",
