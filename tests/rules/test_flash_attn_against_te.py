@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES
-from attnsel.rules.orders import LEADS
+from attnsel.rules.orders import BY_SPEED, LEADS
 from tables import each
-
 
 ROWS: dict[str, dict[str, Any]] = {
     row["id"]: row
@@ -85,7 +84,7 @@ WHY = {
     ),
     "FIGURES": Why(
         "published figures put it before what TransformerEngine takes, or are contested (rules/orders.py)",
-        lambda s, row: {c.placed_by for c in s.ranked[:3]} & {"PREF013", *(lead.code for lead in LEADS)},
+        lambda s, row: {c.placed_by for c in s.ranked} & {BY_SPEED, "PREF013", *(x.code for x in LEADS)},
     ),
     "LIBRARY": Why(
         "cuDNN takes it, and the table before it does not: cudnn_against_te.json",
