@@ -18,6 +18,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.rules.orders import BY_SPEED, LEADS
 from tables import each
 
+_LEADS = [lead.code for lead in LEADS]
 ROWS: dict[str, dict[str, Any]] = {
     row["id"]: row
     for row in json.loads(Path(__file__).with_name("te_configurations.json").read_text(encoding="utf-8"))
@@ -84,7 +85,7 @@ WHY = {
     ),
     "FIGURES": Why(
         "published figures put it before what TransformerEngine takes, or are contested (rules/orders.py)",
-        lambda s, row: {c.placed_by for c in s.ranked} & {BY_SPEED, "PREF013", *(x.code for x in LEADS)},
+        lambda s, row: any(c.placed_by in (BY_SPEED, "PREF013", *_LEADS) for c in s.ranked),
     ),
     "LIBRARY": Why(
         "cuDNN takes it, and the table before it does not: cudnn_against_te.json",
