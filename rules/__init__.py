@@ -12,6 +12,8 @@ file                  constrains
 ``context_parallel``  one sequence over many ranks
 ``bugs``              what compiles, runs and is wrong
 ``preferences``       which of several candidates goes first, and why
+``orders``            which kernel family is the faster one, by the kind of call
+``figures``           published times, as rows
 ``policies``          what the user allowed or forbade, and what does not fit
 ``hints``              questions that may not be what was meant
 ``takes``             what a record does not list under ``takes``
@@ -29,6 +31,7 @@ from attnsel.backends.registry import CANDIDATES, complete
 from attnsel.rules.api import (
     REGISTRY,
     Hint,
+    Placing,
     PolicyRule,
     Preference,
     Registry,
@@ -46,6 +49,7 @@ __all__ = [
     "REGISTRY",
     "Hint",
     "Page",
+    "Placing",
     "PolicyRule",
     "Preference",
     "Registry",

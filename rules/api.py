@@ -41,7 +41,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 from attnsel.backends.registry import CANDIDATES, Selector
 from attnsel.base.model import lazy
 from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
-from attnsel.environment.versions import Version, Versions
+from attnsel.environment.versions import Version, Versions, versions_of
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.verdicts.reasons import EVIDENCE, Page, RankKey, Unknown, Violation
@@ -189,11 +189,17 @@ class PolicyRule(Page):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Preference(Page):
-    """One reason to put a candidate before another: the lower value goes first."""
+class Placing(Page):
+    """A reason to put one candidate before another. ``short``: why one stands below, in a few words."""
+
+    short: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Preference(Placing):
+    """One by which all candidates are compared: the lower value goes first."""
 
     value: Callable[[RankKey, int | None, Policy], int]
-    short: str = ""  # why one stands below another, in a few words
 
 
 class Removed(NamedTuple):
@@ -426,6 +432,17 @@ def page_fields(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, A
     if not doc:
         raise ValueError(f"{code}: a rule needs a docstring; it is what users read")
     return {"code": code, "name": fn.__name__, "doc": doc, "evidence": evidence, "module": fn.__module__}
+
+
+def archs_of(text: str) -> frozenset[int]:
+    """Architectures as a row has them: ``80-89 120``."""
+    ends = [part.partition("-") for part in text.split()]
+    return frozenset(arch for low, _, high in ends for arch in range(int(low), int(high or low) + 1))
+
+
+def gates_of(text: str) -> tuple[Versions, ...]:
+    """Releases as a row has them: ``cudnn >=9.22; flash_attn_4 >=4.0.0b30``."""
+    return tuple(versions_of(*part.split()) for part in text.split(";") if part)
 
 
 def gate_text(gates: tuple[Versions, ...], arch: Container[int] | None, limits: tuple[Limit, ...]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
 from attnsel.environment.releases import OLDEST_INSTALLED, bundled_frontend
 from attnsel.environment.versions import Version, cudnn, transformer_engine
 from attnsel.params import AttentionParams, MaskType
-from attnsel.rules.api import REGISTRY, Advice, Rule, hint
+from attnsel.rules.api import REGISTRY, Advice, Rule, archs_of, gates_of, hint
 
 _MANY_HEADS = 256  # Falcon-180B has 232
 _NARROW, _MOST_KEY_HEADS = 96, (72, 128)  # of narrow heads OPT-66B's 72 are a bound, of wider ones T5-11B's
@@ -277,6 +278,44 @@ def slopes_below_zero(p: AttentionParams, env: Environment) -> Advice | None:
     TransformerEngine v2.18, DotProductAttention.forward, alibi_slopes.
     """
     return None
+
+
+# ---- What is right, and takes the square of the length where a window should bound it: data/slow_paths.csv
+
+_MANY_TIMES = 4  # windows in a sequence: below, all keys are hardly more than those that are seen
+_LONG: dict[str, Any] = {"window_size": (128, 0), "max_seqlen_q": 8192, "max_seqlen_kv": 8192}
+_MXFP8: dict[str, Any] = {"fp8": True, "fp8_meta": {"recipe": {"kind": "mxfp8", "fp8_dpa": True}}}
+
+
+def _slow_path(row: dict[str, str]) -> None:
+    """Register a row: said of long sequences with a window that leaves out most of the keys."""
+    fields = {"training": "is_training", "deterministic": "deterministic", "fp8": "fp8_attention"}
+    asked = {field: row[name] == "yes" for name, field in fields.items() if row[name]}
+    other = {row["without"]: False} if row["without"] else {}
+
+    def said(p: AttentionParams, env: Environment) -> Advice | None:
+        left, right = p.window_size
+        seen = left + 1 + (0 if p.causal else max(right, 0))
+        small = p.windowed and left >= 0 and seen * _MANY_TIMES <= p.max_seqlen_kv
+        if not small or any(getattr(p, field) != value for field, value in asked.items()):
+            return None
+        return Advice(row["text"], other)
+
+    said.__name__ = row["name"]
+    said.__doc__ = f"{row['title']}\n\nWhy: {row['why']}\nFix: {row['fix']}\nSource: {row['source']}"
+    fires_on = {**_LONG, "deterministic": row["deterministic"] == "yes"}
+    hint(
+        row["code"],
+        when=gates_of(row["when"]),
+        arch=archs_of(row["arch"]),
+        evidence="reported",
+        fires_on={**fires_on, **(_MXFP8 if row["fp8"] == "yes" else {})},
+        passes={**fires_on, "window_size": (-1, -1)},
+    )(said)
+
+
+for _row in read_rows("attnsel.rules", "slow_paths"):
+    _slow_path(_row)
 
 
 # ---- TE0xx: what is known of TransformerEngine's own attention, where its version was stated -----------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.policy import Policy
-from attnsel.rules.api import preference
+from attnsel.rules.api import REGISTRY, preference
+from attnsel.rules.orders import BY_SPEED, LEADS, Order, ordered
 from attnsel.verdicts.reasons import RankKey
 from attnsel.verdicts.record import CandidateRecord
 
@@ -129,23 +130,10 @@ def lengths_before_copies(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.copies_padding and not CANDIDATES[c.name].last_resort)
 
 
-# Kernel families, the fastest first; where sources contradict each other they stand together, and PREF013
-# says which of them goes first.
-_Families = tuple[tuple[str, ...], ...]
-_FLASH_FIRST: _Families = (("flash",), ("cudnn",), ("flash3",), ("flash4",), ("efficient",))
-_HOPPER: _Families = (("flash3", "cudnn"), ("flash4",), ("flash",), ("efficient",))
-_BLACKWELL: _Families = (("cudnn", "flash4"), ("flash",), ("flash3",), ("efficient",))
-
-
-def _places(record: CandidateRecord, arch: int | None) -> tuple[int, int]:
+def _place(record: CandidateRecord, c: RankKey, arch: int | None) -> tuple[int, int]:
     """Its family's place, and the place among contested ones; behind all for one that belongs to none."""
-    families = _FLASH_FIRST
-    if arch is not None and 90 <= arch < 120:
-        families = _HOPPER if arch < 100 else _BLACKWELL
-    for place, together in enumerate(families):
-        if record.kernel_family in together:
-            return place, together.index(record.kernel_family)
-    return len(families), 0
+    order: Order = ordered(arch) if c.order is None else c.order
+    return order.place(record.kernel_family)
 
 
 def _standing(name: str) -> tuple[CandidateRecord, int]:
@@ -157,22 +145,22 @@ def _standing(name: str) -> tuple[CandidateRecord, int]:
     return CANDIDATES[other], beside
 
 
-@preference("PREF005", short="a slower kernel family", evidence="reported")
+@preference(BY_SPEED, short="a slower kernel family", evidence="reported")
 def faster_family_first(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """FlashAttention 3 and cuDNN lead on Hopper, cuDNN and 4 on B200, 2 elsewhere
+    """FlashAttention 3 and cuDNN lead on Hopper, cuDNN and 4 on B200, 2 on A100
 
-    Why: on an H100, causal, 8k: FlashAttention 3 660 TFLOP/s forward and 575 backward, cuDNN 566 and 470,
-    FlashAttention 2 306 and 166. On a B200 FlashAttention 4 reaches 1605, on a GB200 cuDNN 1708, and
-    FlashAttention 2 runs there on instructions of Ampere. On Ampere cuDNN was measured 12 to 18 % slower than
-    flash, and neither FlashAttention 3 nor 4 was written for it; on sm12x nobody has published figures.
-    FlashAttention 4 on Hopper comes after 3, as in TransformerEngine.
-    Source: flash-attention#1893; FlashAttention-3 paper, figures for H100 (cuDNN 617 against 362 TFLOP/s of
-    FlashAttention 2, head_dim 128, 2k); FlashAttention-4 paper; cudnn-frontend's benchmarks (9.22, GB200);
-    transformers PR #48163; TransformerEngine v2.18, utils.py, lines 588-596 and 1647-1660.
+    Why: on an H100, causal, 8k: FlashAttention 3 648 TFLOP/s forward, cuDNN 566, FlashAttention 2 358. On a
+    GB200 cuDNN 9.27 and FlashAttention 4 are alike, and FlashAttention 2 runs there on instructions of
+    Ampere, at a third of their speed. On an A100 cuDNN takes 1.1 to 1.3 times as long as FlashAttention 2,
+    and neither FlashAttention 3 nor 4 was written for it. PREF030 and its neighbours change the order for
+    calls of a kind; where sources contradict each other PREF013 says so. Calls that nobody has measured take
+    the order of their architecture, and their report says that there is no figure.
+    Source: FlashAttention-3 paper; cudnn-frontend's benchmarks (9.22 and 9.27; A100, H200, GB200);
+    pytorch#126122; transformers PR #48163; TransformerEngine v2.18, utils.py, lines 588-596 and 1647-1660.
     A plug-in stands where its maker says, or behind these.
     """
     record, beside = _standing(c.name)
-    return 3 * _places(record, arch)[0] + beside
+    return 3 * _place(record, c, arch)[0] + beside
 
 
 @preference("PREF006", short="the slower last resort", evidence="measured")
@@ -202,17 +190,20 @@ def lighter_changes_first(c: RankKey, arch: int | None, policy: Policy) -> int:
 def contested_order(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Where sources contradict each other, one goes first until it is measured
 
-    Why: on Hopper FlashAttention 3 is ahead of cuDNN in its maker's figures, newer cuDNN reaches 673 and 579
-    TFLOP/s on an H200, and TransformerEngine takes cuDNN before any FlashAttention. On datacentre Blackwell
-    the FlashAttention-4 paper is ahead of cuDNN 9.13, cuDNN 9.22 is ahead of the paper, SGLang went from
-    FlashAttention 4 to cuDNN after measuring, and TransformerEngine takes cuDNN. Of two that are contested,
-    the one with less to adapt goes first (PREF007).
+    Why: on Hopper FlashAttention 3 is ahead of cuDNN in its maker's figures and behind it in tritonbench's,
+    newer cuDNN reaches 673 and 579 TFLOP/s on an H200, and TransformerEngine takes cuDNN before any
+    FlashAttention. On B200 and B300 FlashAttention 4 and cuDNN are within 3 % of each other, SGLang went from
+    the one to the other after measuring, and TransformerEngine takes cuDNN. On sm86 and sm89 PyTorch's sweep
+    finds cuDNN 1.04 to 1.23 times as fast as FlashAttention 2, transformers' 0.93 (A10G) and 1.00 (L40S). On
+    sm120 cuDNN is ahead by 1.07 forward on an RTX 5090, and at 0.88 in transformers' training shapes on an
+    RTX PRO 6000. Of two that are contested, the one with less to adapt goes first (PREF007).
     Fix: measure your shapes (attnsel prove, or your own step), and say your order: ATTNSEL_BACKENDS.
-    Source: flash-attention#1893 (H100, causal, 8k: 660/575 against 566/470); cudnn-frontend's benchmarks
-    (9.19.1 on an H200, 9.22 on a GB200); FlashAttention-4 paper (B200); sglang#33655; TransformerEngine
-    v2.18, utils.py, lines 1647-1660.
+    Source: FlashAttention-3 paper; flash-attention#1893 and #1310; tritonbench#141; cudnn-frontend's
+    benchmarks (9.19.1 on an H200, 9.22 and 9.27 on a GB200); FlashAttention-4 paper; sglang#33655;
+    pytorch#192799; transformers PR #48163; learn-cuda, 07_attention; TransformerEngine v2.18, utils.py, lines
+    1647-1660.
     """
-    return _places(_standing(c.name)[0], arch)[1]
+    return _place(_standing(c.name)[0], c, arch)[1]
 
 
 @preference("PREF009", short="second of its family", evidence="policy")
@@ -229,3 +220,7 @@ def order_within_a_family(c: RankKey, arch: int | None, policy: Policy) -> int:
         return 2 * len(CANDIDATES)
     position = list(CANDIDATES).index(c.name)
     return position + (0 if arch in record.written_for else len(CANDIDATES))
+
+
+for _row in LEADS:
+    REGISTRY.add(_row)

@@ -27,7 +27,7 @@ from attnsel.pages.rule import (
     whole_page,
 )
 from attnsel.report.document import Block, Document, Fields, Item, Paragraph, Paste, Table
-from attnsel.rules import REGISTRY, Hint, Page, Removed, find_rule, load_all
+from attnsel.rules import REGISTRY, Hint, Page, Placing, Removed, find_rule, load_all
 from attnsel.rules.codes import Range, all_ranges
 from attnsel.verdicts.reasons import EVIDENCE
 
@@ -106,8 +106,9 @@ def rule(
 
     --json prints one object: what a row of "attnsel rules --json" holds, and name, text, module,
     fires_on and passes (the fields of two examples), commands (the examples as command lines, where
-    they can be written as one). Of a code that was removed: code, family, status, release,
-    replaced_by, why.
+    they can be written as one), figures (of a rule that orders kernels, what was published: text,
+    pairs, lowest and highest, title, date, source). Of a code that was removed: code, family, status,
+    release, replaced_by, why.
     """
     form.require_one()
     try:
@@ -123,7 +124,14 @@ def rule(
             return page_document(page)
         return _removed(page) if isinstance(page, Removed) else _page(page)
 
-    form.print(document, lambda: whole_page(page))
+    def record() -> dict[str, Any]:
+        if not isinstance(page, Placing):
+            return whole_page(page)
+        from attnsel.pages.figures import figures_of  # which ranks what was measured
+
+        return whole_page(page, figures_of(page.code))
+
+    form.print(document, record)
     return FOUND
 
 
@@ -183,6 +191,10 @@ def _page(page: Page) -> Document:
         del facts["About"]
     parts: list[Block] = [Fields(tuple((f"{name}:", (text,)) for name, text in facts.items()))]
     parts += map(Paragraph, filter(None, (*paragraphs(text_of(page)), legend_of(page))))
+    if isinstance(page, Placing):
+        from attnsel.pages.figures import figure_blocks  # which ranks what was measured
+
+        parts += figure_blocks(page)
     commands = example_commands(page)
     fires = "Said of" if isinstance(page, Hint) else "Refused so"
     for name, title in (("fires_on", fires), ("passes", "Passes so")):

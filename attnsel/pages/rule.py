@@ -13,7 +13,7 @@ from attnsel.environment import COMPONENTS, Device, component_name
 from attnsel.environment.gpus import ARCHITECTURES, familiar
 from attnsel.environment.versions import Version, Versions
 from attnsel.pages.commands import example_commands, jsonable
-from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
+from attnsel.rules import REGISTRY, Hint, Page, Placing, PolicyRule, Removed, Rule
 from attnsel.rules.codes import split
 from attnsel.rules.cudnn.words import what_was_asked
 from attnsel.verdicts.requirements import AtLeast
@@ -213,8 +213,8 @@ def as_dict(page: Page) -> dict[str, Any]:
     }
 
 
-def whole_page(page: Page | Removed) -> dict[str, Any]:
-    """``attnsel rule CODE --json``, also of a code that was removed."""
+def whole_page(page: Page | Removed, figures: Iterable[Any] = ()) -> dict[str, Any]:
+    """``attnsel rule CODE --json``, also of a code that was removed. ``figures``: of a rule that orders."""
     if isinstance(page, Removed):
         gone = {"code": page.code, "family": split(page.code)[0], "status": "removed", **page._asdict()}
         return stamped("removed-rule", gone | {"replaced_by": page.replaced_by or None})
@@ -224,7 +224,7 @@ def whole_page(page: Page | Removed) -> dict[str, Any]:
     if isinstance(page, PolicyRule):
         examples["fires_on"] = {"candidate": page.fires_on[0], "policy": dict(page.fires_on[1])}
     text = {"name": page.name, "text": text_of(page), "module": page.module}
-    more = {**text, **jsonable(examples), "commands": example_commands(page)}
+    more = {**text, **jsonable(examples), "commands": example_commands(page), "figures": list(figures)}
     return stamped("rule", as_dict(page) | more)
 
 
@@ -239,6 +239,6 @@ def replaced_by_it(code: str) -> list[str]:
 
 def does(page: Page) -> str:
     """What a page of another kind than a rule does; empty for one that refuses."""
-    if isinstance(page, Preference):
+    if isinstance(page, Placing):
         return "orders candidates that can run; refuses none"
     return "remarks on a question; refuses and orders nothing" if isinstance(page, Hint) else ""

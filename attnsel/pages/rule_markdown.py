@@ -17,6 +17,7 @@ from attnsel.environment import Environment, component_name
 from attnsel.environment.versions import Version, Versions
 from attnsel.errors import InvalidInput
 from attnsel.pages.commands import example_commands
+from attnsel.pages.figures import figure_blocks
 from attnsel.pages.rule import (
     candidates_of,
     cards_of,
@@ -56,7 +57,7 @@ from attnsel.report.document import (
 )
 from attnsel.report.markdown import nowhere
 from attnsel.report.text import to_text
-from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
+from attnsel.rules import REGISTRY, Hint, Page, Placing, PolicyRule, Removed, Rule
 from attnsel.rules.codes import question, range_of, split
 from attnsel.verdicts.reasons import EVIDENCE
 
@@ -207,6 +208,8 @@ def page_document(page: Page | Removed, links: Links = Links()) -> Document:  # 
         parts.append(_section("Fix", Prose(sentence(text["Fix"]))))
     others = [Prose(f"{label}: {more}") for label, more in text.items() if label not in _LABELS]
     parts.append(_section("Why", Prose(sentence(text.get("Why", _NONE_RECORDED))), *others))
+    if isinstance(page, Placing) and (figures := figure_blocks(page)):
+        parts.append(Section("Figures", figures))
     parts.append(Section("Where it holds", (Fields(tuple(_where(page, links))),)))
     if shown := tuple(_examples(page, answer, links)):
         parts.append(Section("Examples", shown))
@@ -246,7 +249,7 @@ def _first_lines(page: Page, answer: ExampleAnswer | None) -> Iterator[Inline]:
 def _who(page: Page) -> Inline:
     """Who refuses, since and until when, in a line."""
     at = _at(page)
-    if isinstance(page, Preference):
+    if isinstance(page, Placing):
         short = f" Of one that stands lower for it a report says: “{page.short}”." if page.short else ""
         return (Strong("Orders kernels that can run, and refuses none."), short)
     if isinstance(page, Hint):

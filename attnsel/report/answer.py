@@ -25,8 +25,16 @@ from attnsel.report.document import (
     Strong,
     joined,
 )
-from attnsel.report.words import environment_words, on_gpu, params_words, policy_words, tensor_words
-from attnsel.rules import REGISTRY, Preference
+from attnsel.report.words import (
+    environment_words,
+    figure_words,
+    on_gpu,
+    params_words,
+    policy_words,
+    tensor_words,
+)
+from attnsel.rules import REGISTRY, Placing
+from attnsel.rules.orders import Lead
 from attnsel.rules.takes import unproven_parts
 from attnsel.selection.evaluate import memory_parts
 from attnsel.selection.f_sdpa import BY_F_SDPA, f_sdpa_order
@@ -142,8 +150,9 @@ def answer_document(selection: SelectionView, sources: bool = False) -> Document
         blocks.append(Drawing(selection.layout.describe))
     assumed = (Item(assumption_words(assumption), "?") for assumption in selection.assumptions)
     blocks.append(Items((*runs(selection), *refusals(selection, sources), *assumed), _OTHERS))
-    if found := tuple(ways(selection)):
-        blocks.append(Items(found))
+    blocks += [Items(found)] if (found := tuple(worth(selection, sources))) else []
+    if changes := tuple(ways(selection)):
+        blocks.append(Items(changes))
     return Document((*blocks, Items((Item(_closing(selection)),))))
 
 
@@ -235,8 +244,8 @@ def runs_text(candidate: Candidate, selection: SelectionView) -> str:
         notes.append(f"unproven on {where}: {unproven_words(candidate)}")
     if candidate.placed_by is not None and not record.last_resort:
         page = REGISTRY.pages[candidate.placed_by]
-        assert isinstance(page, Preference)
-        if not candidate.unproven or page.code in _BESIDE_PROOF:
+        assert isinstance(page, Placing)
+        if not candidate.unproven or page.code in _BESIDE_PROOF or isinstance(page, Lead):
             notes.append(page.short)
     return " · ".join(notes)
 
@@ -270,6 +279,20 @@ def _adaptation(made: Adaptation, p: AttentionParams) -> Inline:
     more = (" and ", joined(Ref(reason.code) for reason in others)) if others else ""
     known = f" [{issue[0]}]" if issue else ""
     return (words, " · avoids ", Ref(first.code), more, f": {first.rule.title}{known}")
+
+
+def worth(selection: SelectionView, sources: bool = False) -> Iterator[Item]:
+    """What was published of the choice beside the next; where nobody has, that."""
+    for one in selection.figures:
+        who = one.source["title"].split("@")[0].split(" benchmark/")[0]
+        below = (source(one.source["source"]),) if sources else ()
+        yield Item(f"{figure_words(one)} ({who}, {one.source['date']})", label="Published", below=below)
+    families = {
+        CANDIDATES[c.name].kernel_family for c in selection.ranked if not CANDIDATES[c.name].last_resort
+    }
+    if len(families) > 1 and not selection.figures and selection.environment.device.type == "cuda":
+        nobody = f"nobody has published two kernels on {selection.environment.target} for such a call"
+        yield Item(nobody, label="No figure for this")
 
 
 # ---- Every reason once, below the names of all candidates that it refuses ------------------------------

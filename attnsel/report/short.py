@@ -38,7 +38,7 @@ from attnsel.report.document import (
     Strong,
     joined,
 )
-from attnsel.report.words import environment_words, params_words
+from attnsel.report.words import clause_words, environment_words, figure_record, params_words
 
 if TYPE_CHECKING:
     from attnsel.selection.view import SelectionView
@@ -82,7 +82,7 @@ def _newer(selection: SelectionView) -> tuple[Item, ...]:
 def _candidates(selection: SelectionView, room: int) -> Iterator[Item]:
     """A line for each candidate, for all that are not installed, and for all that need a GPU."""
     shown = {
-        c.name: Item(runs_text(c, selection), MARK[c.verdict], place, Code(c.name), most=1)
+        c.name: Item(_runs(c, selection), MARK[c.verdict], place, Code(c.name), most=1)
         for place, c in enumerate(selection.ranked, 1)
     }
     apart = {
@@ -105,6 +105,15 @@ def _candidates(selection: SelectionView, room: int) -> Iterator[Item]:
         last = [Item(("also ", also), " ", " ", most=1), *last]
         shown = {name: item for name, item in shown.items() if name in kept}
     yield from (*shown.values(), *last)
+
+
+def _runs(candidate: Candidate, selection: SelectionView) -> str:
+    """What it does; of the choice also what was published of it, in a clause: of training, the backward."""
+    text = runs_text(candidate, selection)
+    if candidate.name != selection.backend or not selection.figures:
+        return text
+    verb, *notes = text.split(" · ")
+    return " · ".join((verb, clause_words(selection.figures[-1], candidate.name), *notes))
 
 
 def _and_more(reasons: Sized) -> str:
@@ -270,6 +279,7 @@ def selection_record(selection: SelectionView, unlocks: bool = True) -> dict[str
         ],
         "assumptions": to_json(selection.assumptions),
         "hints": to_json(selection.hints),
+        "figures": list(map(figure_record, selection.figures)),
     }
     if selection.layout is not None:
         out["layout"] = to_json(selection.layout)

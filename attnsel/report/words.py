@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from attnsel.backends.registry import CANDIDATES
 from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
+    from attnsel.rules.figures import Measurement, Row
     from attnsel.selection.view import SelectionView
 
 
@@ -103,3 +106,64 @@ def policy_words(selection: SelectionView) -> list[str]:
         for name in type(policy).model_fields
         if (value := getattr(policy, name)) != type(policy).model_fields[name].default
     ]
+
+
+def figure_words(one: Measurement) -> str:
+    """What was published, at the shape that was measured: ``H200, bf16, d128, causal, backward, 8k:
+    flash_attn.4 648, cudnn 541 TFLOP/s``; with the architecture where the card is another than asked."""
+    shape = one.shape
+    length = short_length(int(shape["seqlen_q"]))
+    if shape["seqlen_kv"] != shape["seqlen_q"]:
+        length += f" over {short_length(int(shape['seqlen_kv']))}"
+    other = "" if one.same_card or not shape["gpu"] else f" (sm{shape['arch']} too)"
+    return f"{shape_words(shape, other)}, {length}: {measured_words(one.rows)}"
+
+
+def figure_record(one: Measurement) -> dict[str, Any]:
+    """The same as JSON."""
+    kernels = [
+        {"name": row["kernel"], "value": float(row["value"]), "unit": row["unit"]}
+        | {"tflops": float(row["tflops"]) if row["tflops"] else None, "cudnn": row["cudnn"] or None}
+        for row in one.rows
+    ]
+    told = {"text": figure_words(one), "direction": one.shape["direction"], "same_card": one.same_card}
+    where = {"pair": one.name, **{name: one.source[name] for name in ("title", "date", "source")}}
+    return {**told, "kernels": kernels, **where}
+
+
+def shape_words(shape: Row, card: str = "") -> str:
+    """What was measured but for its lengths."""
+    heads = f"d{shape['head_dim_qk']}" if shape["head_dim_qk"] else ""
+    heads += f"/{shape['head_dim_v']}" if shape["head_dim_v"] != shape["head_dim_qk"] else ""
+    ways = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward and backward"}
+    words = (
+        f"{shape['gpu'] or 'sm' + shape['arch']}{card}",
+        shape["dtype"],
+        heads,
+        shape["mask"].replace("_", " "),
+        f"window {shape['window']}" if shape["window"] else "",
+        ("deterministic " if shape["deterministic"] else "") + ways[shape["direction"]],
+    )
+    return ", ".join(filter(None, words))
+
+
+def clause_words(one: Measurement, name: str) -> str:
+    """In a clause, of the choice and the fastest other: ``648, cudnn 541 TFLOP/s (H100 d128 8k fwd)``."""
+    families = {row["kernel"]: CANDIDATES[row["kernel"]].kernel_family for row in one.rows}
+    own = next(row for row in one.rows if families[row["kernel"]] == CANDIDATES[name].kernel_family)
+    other = next(row for row in one.rows if families[row["kernel"]] != families[own["kernel"]])
+    where = own["gpu"] or f"sm{own['arch']}"
+    both = measured_words((own, other)).removeprefix(f"{name} ")
+    return f"{both} ({where} d{own['head_dim_qk']} {short_length(int(own['seqlen_q']))} {own['direction']})"
+
+
+def measured_words(rows: Sequence[Row]) -> str:
+    """The kernels in one unit."""
+    if all(row["tflops"] for row in rows):
+        return ", ".join(f"{row['kernel']} {float(row['tflops']):.0f}" for row in rows) + " TFLOP/s"
+    return ", ".join(f"{row['kernel']} {float(row['value']):g}" for row in rows) + f" {rows[0]['unit']}"
+
+
+def short_length(length: int) -> str:
+    """8192 as 8k; 985 as it is."""
+    return f"{length // 1024}k" if length and not length % 1024 else str(length)

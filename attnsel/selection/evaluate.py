@@ -23,6 +23,7 @@ from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_families
 from attnsel.rules.api import INTERPRETED, Limit, PolicyRule, Rule
+from attnsel.rules.orders import Call, Order, lengths, order_of
 from attnsel.selection.adaptations import ADAPTERS, bias_shape
 from attnsel.selection.rule_index import Bits, fields_of, gate_of, rule_index
 from attnsel.verdicts.reasons import Adaptation, Candidate, Page, Reason, Violation
@@ -267,7 +268,7 @@ class Kind:
     candidate; ``voices``: by component that was assumed.
     """
 
-    __slots__ = ("_rules", "env", "like", "reach", "settled", "standing", "voices", "waivers")
+    __slots__ = ("_orders", "_rules", "env", "like", "reach", "settled", "standing", "voices", "waivers")
 
     def __init__(self, shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> None:
         self.like = _ANY.rewritten(**dict(zip(_SHARED, shared, strict=True)))
@@ -277,6 +278,15 @@ class Kind:
         self.settled: dict[str, tuple[list[Reason], Candidate]] = {}
         self.voices: dict[str, Any] = {}
         self._rules: dict[Any, KindRules] = {}
+        self._orders: dict[tuple[bool, bool], Order] = {}
+
+    def order(self, p: AttentionParams) -> Order:
+        """The order of kernel families for one of its questions."""
+        key = lengths(p.max_seqlen_q, p.max_seqlen_kv)
+        found = self._orders.get(key)
+        if found is None:
+            found = self._orders[key] = order_of(Call.of(p), self.env)
+        return found
 
     def rules(self, among: tuple[str, ...] = (), changed: frozenset[str] = frozenset()) -> KindRules:
         """Those about some candidates, or all; of them, those that read a field which ``changed``."""

@@ -16,6 +16,7 @@ from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules.api import INTERPRETED, REGISTRY, Advice, Hint, every_hint
+from attnsel.rules.orders import BY_SPEED, Order
 from attnsel.rules.takes import unproven
 from attnsel.selection.adaptations import adapt_to, overhead, refused_fields, within_reach
 from attnsel.selection.evaluate import (
@@ -61,6 +62,7 @@ class PreferenceInput(NamedTuple):
     large_scores: bool
     growing: bool
     f_sdpa: tuple[str, ...] = ()
+    order: Order | None = None
 
     def place(self, name: str) -> int:
         """Where F.sdpa tries a kernel; 0 where that is nothing to go by."""
@@ -68,17 +70,21 @@ class PreferenceInput(NamedTuple):
 
 
 def preference_input(
-    p: AttentionParams, many_lengths: bool = False, f_sdpa: tuple[str, ...] = ()
+    p: AttentionParams,
+    many_lengths: bool = False,
+    f_sdpa: tuple[str, ...] = (),
+    order: Order | None = None,
 ) -> PreferenceInput:
     """Keys grow where their number is the tensor's own: not where lengths or pages say it, or a mask.
 
     ``many_lengths``: it is known that each call has another length. ``f_sdpa``: kernels as F.sdpa tries them,
-    where it is what runs.
+    where it is what runs. ``order``: of kernel families, for such calls.
     """
     if p.is_training or p.kv_cache == "paged" or p.qkv_format == "thd":
-        return PreferenceInput(p.score_bytes > _LARGE, False, f_sdpa)
+        return PreferenceInput(p.score_bytes > _LARGE, False, f_sdpa, order)
     own = p.attn_mask_type in ("no_mask", "causal", "causal_bottom_right")
-    return PreferenceInput(p.score_bytes > _LARGE, many_lengths or (own and p.max_seqlen_q <= _FEW), f_sdpa)
+    growing = many_lengths or (own and p.max_seqlen_q <= _FEW)
+    return PreferenceInput(p.score_bytes > _LARGE, growing, f_sdpa, order)
 
 
 def rank_key(candidate: Candidate, p: AttentionParams, of: PreferenceInput) -> RankKey:
@@ -99,6 +105,7 @@ def rank_key(candidate: Candidate, p: AttentionParams, of: PreferenceInput) -> R
         copies_padding,
         of.place(candidate.name),
         candidate.plan_only is not None,
+        of.order,
     )
 
 
@@ -132,6 +139,8 @@ def at_best(device: Device, policy: Policy, of: PreferenceInput) -> tuple[tuple[
                         of.growing,
                         False,
                         of.place(name),
+                        False,
+                        of.order,
                     ),
                     device.arch,
                     policy,
@@ -150,9 +159,19 @@ def order(keys: tuple[RankKey, ...], arch: int | None, policy: Policy) -> tuple[
     ranked = sorted(range(len(keys)), key=values.__getitem__)
     codes: list[str | None] = [None]
     for above, below in pairwise(ranked):
-        pairs = zip(REGISTRY.preferences, values[above], values[below], strict=False)
-        codes.append(next((code for code, a, b in pairs if a != b), None))
+        codes.append(decided_by(keys[above], keys[below], values[above], values[below]))
     return tuple(zip(ranked, codes, strict=False))
+
+
+def decided_by(above: RankKey, below: RankKey, value: Key, other: Key) -> str | None:
+    """The code of the first preference in which two differ; of those by speed, the rule for such calls."""
+    code = next(
+        (code for code, a, b in zip(REGISTRY.preferences, value, other, strict=False) if a != b), None
+    )
+    if code == BY_SPEED and above.order is not None:
+        families = (CANDIDATES[key.name].kernel_family for key in (above, below))
+        return above.order.code(*families) or code
+    return code
 
 
 _MASKED = AttentionParams(attn_mask_type="arbitrary")
@@ -225,7 +244,7 @@ class Inquiry:
     def decide(self) -> Candidate | None:
         """The first candidate that stands; on a detected machine, the first that attnsel can run there."""
         p, env, policy = self.p, self.env, self.policy
-        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env))
+        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env), self._kind.order(p))
         unwanted = self._unwanted
         best: Candidate | None = None
         best_key: tuple[int, ...] = ()
@@ -259,7 +278,7 @@ class Inquiry:
         for name in CANDIDATES:
             candidate = self._judged[name]
             (refused if candidate.verdict == "refused" else standing).append(candidate)
-        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env))
+        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env), self._kind.order(p))
         keys = tuple([rank_key(candidate, p, of) for candidate in standing])
         ranked = [
             standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by is last

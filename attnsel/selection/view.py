@@ -10,6 +10,7 @@ from attnsel.environment.read import Unread
 from attnsel.params import AttentionParams
 from attnsel.params.layout import Layout
 from attnsel.policy import Policy
+from attnsel.rules.figures import Measurement, nearest
 from attnsel.selection.assumed import Assumption, assumptions
 from attnsel.selection.evaluate import waived_codes
 from attnsel.selection.inquiry import Inquiry, Remark, remarks_on, waivers_of
@@ -123,6 +124,13 @@ class SelectionView:
             p, env, policy = self.params, self._inquiry.env, self.policy
             self._hints = remarks_on(p, env, policy, lambda q: _ask(q, env, policy).backend)
         return self._hints
+
+    @property
+    def figures(self) -> tuple[Measurement, ...]:
+        """What was published nearest to this call, of its choice beside another kernel."""
+        device = self._inquiry.env.device
+        standing = tuple(c.name for c in self.ranked)
+        return nearest(self.params, device.arch, device.name, standing) if device.arch is not None else ()
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:

@@ -125,6 +125,7 @@ class RankKey(NamedTuple):
     copies_padding: bool = False  # padded rows are copied, as zeros or away, because it takes no lengths
     f_sdpa: int = 0  # its place in the order in which F.sdpa tries kernels, where F.sdpa is what runs
     planned: bool = False  # attnsel judges such a call of it and does not run it
+    order: Any = None  # of kernel families, for such calls (rules/orders.py); None: the architecture's
 
 
 @json_fields(

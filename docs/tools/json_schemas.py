@@ -67,6 +67,7 @@ LINES = {
     "selection": [
         "explain --gpu H100",
         "explain --gpu H100 --cudnn 9.1.0 --head-dim-qk 192 --head-dim-v 128",
+        "explain --gpu A100 --window-size 128,0",
         "explain --gpu T4 --qkv-layout thd --attn-mask-type padding --dtype fp32",
         "explain --gpu B200 --fp8-recipe mxfp8 --dtype fp16 --memory-limit 2GiB",
         "explain --gpu cpu --core-attention-bias-type alibi --alibi-slopes-shape 16 --inference",
@@ -131,7 +132,15 @@ LINES = {
     "rules": ["rules"],
     "ranges": ["rules --ranges"],
     "gpus": ["gpus"],
-    "rule": ["rule CUDNN204", "rule PREF001", "rule POLICY001", "rule BUG006", "rule SDPA003", "rule CP001"],
+    "rule": [
+        "rule CUDNN204",
+        "rule PREF001",
+        "rule PREF033",
+        "rule POLICY001",
+        "rule BUG006",
+        "rule SDPA003",
+        "rule CP001",
+    ],
 }
 
 

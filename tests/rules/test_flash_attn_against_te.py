@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES
+from attnsel.rules.orders import BY_SPEED, LEADS
 from tables import each
 
+_LEADS = [lead.code for lead in LEADS]
 ROWS: dict[str, dict[str, Any]] = {
     row["id"]: row
     for row in json.loads(Path(__file__).with_name("te_configurations.json").read_text(encoding="utf-8"))
@@ -81,9 +83,9 @@ WHY = {
             and s["flash_attn.2"].placed_by in ("PREF009", "PREF012")
         ),
     ),
-    "SM120": Why(
-        "on sm120 nobody has published figures of FlashAttention 4, so 2 goes first (PREF005)",
-        lambda s, row: row["arch"] == 120 and s["flash_attn.4"].placed_by == "PREF005",
+    "FIGURES": Why(
+        "published figures put it before what TransformerEngine takes, or are contested (rules/orders.py)",
+        lambda s, row: any(c.placed_by in (BY_SPEED, "PREF013", *_LEADS) for c in s.ranked),
     ),
     "LIBRARY": Why(
         "cuDNN takes it, and the table before it does not: cudnn_against_te.json",
