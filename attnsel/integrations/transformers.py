@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 
 from attnsel.errors import InvalidInput
@@ -35,7 +36,7 @@ from attnsel.functional import attention
 
 
 class Visible(NamedTuple):
-    """What a layer sees. A named tuple, so that code which moves arguments between devices moves its tensors.
+    """What a layer sees.
 
     Dense (``packed`` False): without cu_seqlens every row is real; with them they count the real rows of each
     sequence, and ``order_q`` / ``order_kv`` [b, s] reorder those to the front (None: they are there already);
@@ -54,6 +55,57 @@ class Visible(NamedTuple):
     order_kv: Tensor | None = None
     back_q: Tensor | None = None
     longest: int | None = None  # packed
+
+
+class LazyMask(Tensor):
+    """What a layer sees, for whoever takes it for the mask that it is: bool [b, 1, s_q, s_kv], True = sees.
+
+    Models and ``generate`` slice their masks, make them contiguous, add them to others and ask for their shape.
+    The first of these that needs values makes the mask, once, and from then on ``seen`` is None: a view of it
+    may have been written to. What only hands it on (``contiguous``, ``detach``, another device) keeps the lengths.
+    """
+
+    seen: Visible | None
+    _make: Callable[[], Tensor]
+    _made: Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls, seen: Visible | None, make: Callable[[], Tensor], shape: tuple[int, ...], device: Any
+    ) -> LazyMask:
+        mask: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)  # type: ignore
+        mask.seen, mask._make, mask._made = seen, make, None
+        return mask
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if operator in _HANDED_ON and args[0].seen is not None and kwargs.get("dtype") in (None, torch.bool):
+            return args[0]._on(kwargs.get("device") or args[0].device)
+        args, kwargs = tree_map_only(cls, cls.dense, (args, kwargs))
+        return operator(*args, **kwargs)
+
+    def dense(self) -> Tensor:
+        """The mask with its values, which somebody may change."""
+        if self._made is None:
+            self._made, self.seen = self._make(), None
+        return self._made
+
+    def _on(self, device: torch.device) -> LazyMask:
+        assert self.seen is not None
+        seen = Visible(*(t.to(device) if isinstance(t, Tensor) else t for t in self.seen))
+        return LazyMask(seen, lambda: self._make().to(device), tuple(self.shape), device)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.dense().__reduce_ex__(protocol)
+
+    def __repr__(self, **more: Any) -> str:  # looking at it does not make it
+        return f"LazyMask({self.seen or self._made})"
+
+
+_HANDED_ON = frozenset(getattr(torch.ops.aten, name).default for name in ("alias", "clone", "detach", "_to_copy"))
 
 
 class Pattern(NamedTuple):
@@ -76,11 +128,11 @@ def visible(
     mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
     **rest: Any,
-) -> Visible | Tensor | None:
+) -> Tensor | None:
     """transformers' mask interface: makes the ``attention_mask`` that attention functions get.
 
-    None: the layer's own causality is all there is. Visible: as lengths. A tensor: bool [b, 1, s_q, s_kv],
-    True where a row sees a key.
+    None: the layer's own causality is all there is. A tensor: bool [b, 1, s_q, s_kv], True where a row sees a
+    key; a LazyMask where lengths can express it.
     """
     seqlen_q = rest["q_length"] if "q_length" in rest else rest["cache_position"].shape[0]
     pattern = read_pattern(mask_function)
@@ -89,9 +141,12 @@ def visible(
         padding = None if attention_mask is None else _key_padding(attention_mask, kv_length, kv_offset)
         if all(t is None or can_read(t) for t in (padding, pattern.sequences)):
             seen = as_lengths(pattern, padding, seqlen_q, kv_length)
-    if seen is None:
-        skips = dict.fromkeys(("allow_is_causal_skip", "allow_is_bidirectional_skip"), False)
-        mask: Tensor | None = masking_utils.sdpa_mask(
+    if seen is not None and seen.causal and seen.window is None and seen.cu_seqlens_q is None:
+        return None
+    skips = dict.fromkeys(("allow_is_causal_skip", "allow_is_bidirectional_skip"), False)
+
+    def dense() -> Tensor:
+        mask: Tensor = masking_utils.sdpa_mask(
             kv_length=kv_length,
             kv_offset=kv_offset,
             mask_function=mask_function,
@@ -99,7 +154,11 @@ def visible(
             **{**rest, **skips},
         )
         return mask
-    return None if seen.causal and seen.window is None and seen.cu_seqlens_q is None else seen
+
+    if seen is None or torch.compiler.is_compiling():
+        return dense()
+    device = rest.get("device", "cpu" if attention_mask is None else attention_mask.device)
+    return LazyMask(seen, dense, (rest["batch_size"], 1, seqlen_q, kv_length), device)
 
 
 def _last_row_at_last_key(pattern: Pattern, seqlen_q: int, keys_end: int, rest: dict[str, Any]) -> bool:
@@ -301,6 +360,8 @@ def attention_forward(
     max_length_q: int | None = None,
     max_length_k: int | None = None,
     deterministic: bool | None = None,
+    position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: [b, s_q, h, e] of q [b, h, s_q, d], k [b, g, s_kv, d], v [.., e].
@@ -310,6 +371,8 @@ def attention_forward(
     sliding_window: keys a row sees, itself included; used where the mask has no window of its own.
     s_aux: sinks, one logit per head. cu_seq_lens_*, max_length_*: packed sequences, as
         DataCollatorWithFlattening makes them; a single row of restarting position_ids is packed too.
+    position_bias: broadcasts to [b, h, s_q, s_kv], added to the scores.
+    indices: [b, s_q, n], the keys that a row may see of those that a mask [b, 1, s_q, s_kv] lets it.
 
     Raises InvalidInput naming an argument that it does not know.
     """
@@ -324,14 +387,35 @@ def attention_forward(
     }
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     given = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+    if isinstance(attention_mask, LazyMask):
+        # What is said of pairs of a row and a key does not follow rows that are put in another order.
+        pairs = indices is not None or position_bias is not None
+        seen = None if pairs else attention_mask.seen
+        attention_mask = attention_mask.dense() if seen is None else seen
+    if indices is not None:
+        attention_mask = _of_indices(indices, attention_mask)
+    if position_bias is not None:
+        if any(value is not None for value in given):
+            raise InvalidInput("position_bias", "a tensor", "must be left out beside packed sequences")
+        shared |= {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": position_bias}
+        position_ids = None
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
         _refuse_lengths_beside_a_mask(given)
-        return _masked(q, k, v, attention_mask, shared), None
+        return _masked(q, k, v, attention_mask, shared).contiguous(), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     seen = _visibility(attention_mask, causal, sliding_window, q, k, position_ids, given)
     if seen.packed:
-        return _packed(q, k, v, seen, shared), None
-    return _dense(q, k, v, seen, shared), None
+        return _packed(q, k, v, seen, shared).contiguous(), None
+    return _dense(q, k, v, seen, shared).contiguous(), None  # as transformers' own: models take views of it
+
+
+def _of_indices(indices: Tensor, mask: Tensor | Visible | None) -> Tensor:
+    """A mask [b, 1, s_q, s_kv] that is left to the keys of ``indices``."""
+    if not isinstance(mask, Tensor) or mask.dim() != 4:
+        raise InvalidInput("indices", "a tensor", "must come with an attention_mask [b, 1, s_q, s_kv]")
+    kept = torch.zeros((*indices.shape[:2], mask.shape[-1]), dtype=torch.bool, device=mask.device)
+    kept = kept.scatter(-1, indices.long(), True)[:, None]
+    return mask & kept if mask.dtype == torch.bool else mask.masked_fill(~kept, -torch.inf)
 
 
 def _refuse_unknown(others: dict[str, Any]) -> None:
@@ -364,6 +448,8 @@ def _visibility(
         ):
             _refuse_lengths_beside_a_mask(given)
         return _flattened(pattern, q, k, given)
+    if isinstance(mask, Visible) and not mask.causal and mask.window is mask.cu_seqlens_q is None:
+        return mask._replace(seqlen_q=q.shape[1], seqlen_kv=k.shape[1])  # every key, however many there are
     if isinstance(mask, Visible):
         if (mask.seqlen_q, mask.seqlen_kv) != (q.shape[1], k.shape[1]):
             raise InvalidInput(
@@ -447,6 +533,8 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, shared: dict[str, Any
     mask = mask[..., : k.shape[1]]
     if mask.dtype == torch.bool:
         return _attend(q, k, v, attn_mask_type="arbitrary", attention_mask=~mask, **shared)
+    if "core_attention_bias" in shared:
+        mask = shared["core_attention_bias"] + mask
     shared |= {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": mask}
     return _attend(q, k, v, **shared)
 

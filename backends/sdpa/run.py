@@ -212,9 +212,49 @@ def bind(kernel: str, spec: Spec, inputs: Inputs) -> Callable[..., Tensor]:
     if plan.shape is None and not plan.q_lengths and not plan.same_lengths:
         return _no_mask_call(raw)
     one = alone(traits, plan, inputs)
-    if one:
-        return _mask_call_of_one(one, plan, raw)
-    return _mask_call(traits, spec, plan, raw, inputs)
+    call = _mask_call_of_one(one, plan, raw) if one else _mask_call(traits, spec, plan, raw, inputs)
+    if _may_lose_the_sum(traits, spec, inputs):
+        return _by_math_where_lost(call, bind("sdpa.math", spec, inputs))
+    return call
+
+
+LARGEST_LSE = 4096.0  # in float32 the sum of a row is known to 1/4096 there
+
+
+class _SumIsLost(Exception):
+    """See _by_math_where_lost."""
+
+
+def _may_lose_the_sum(traits: Traits, spec: Spec, inputs: Inputs) -> bool:
+    return traits is FLASH_CPU and spec.need_grad and inputs.bias is not None
+
+
+def _by_math_where_lost(flash: Callable[..., Tensor], math: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``flash``, and ``math`` where flash would give wrong gradients: rows hidden by a large finite number.
+
+    Flash's backward takes exp(score - lse). Beside scores of finfo.min or -1e9 the logarithm of the sum is
+    rounded away in lse = peak + log(sum), and every hidden key counts 1 and not 1/n. Math keeps the
+    probabilities themselves. Traced code cannot look, and takes math. (Seen: torch 2.6 to 2.13, CPU.)
+    """
+
+    def call(*given: Any) -> Tensor:
+        if not torch.compiler.is_compiling():
+            try:
+                return flash(*given)
+            except _SumIsLost:
+                pass
+        return math(*given)
+
+    return call
+
+
+def _look_at(lse: Tensor) -> None:
+    """Raises _SumIsLost. Rows that see nothing have -inf, and are right."""
+    if type(lse) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(lse):
+        return
+    largest = float(torch.linalg.vector_norm(lse.detach(), torch.inf))
+    if largest > LARGEST_LSE and bool((lse.isfinite() & (lse.abs() > LARGEST_LSE)).any()):
+        raise _SumIsLost
 
 
 def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable[..., Tensor]:
@@ -223,7 +263,14 @@ def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable
     factor, scale = above_zero(traits, spec.softmax_scale)
     is_causal, want_lse = plan.is_causal, spec.need_grad
 
-    if traits is FLASH_CPU:
+    if _may_lose_the_sum(traits, spec, inputs):
+
+        def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+            out, lse = op(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
+            _look_at(lse)
+            return out  # type: ignore[no-any-return]
+
+    elif traits is FLASH_CPU:
 
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
             return op(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[0]

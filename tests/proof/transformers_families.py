@@ -1,0 +1,433 @@
+"""Every family of the installed transformers through ``attn_implementation="attnsel"``, beside its eager code.
+
+    python tests/proof/transformers_families.py                       # all families, an hour on one core
+    python tests/proof/transformers_families.py llama gemma3 --jobs 2
+    python tests/proof/transformers_families.py --csv families.csv
+
+A family is a model type whose class says ``_supports_attention_backend``. Its configuration is made small and
+its weights are drawn at random; nothing is downloaded. For each case (a forward pass, a training step, a kind of
+cache) one word is given:
+
+``equal``    the same numbers as eager, within the rounding of float32
+``refused``  attnsel's own error, with the argument that it names
+``eager``    eager fails itself, so that nothing can be compared
+``differs``, ``error``, ``time``   wrong: exit code 1
+
+A family that cannot be made small by the table below is told as ``not made``, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import inspect
+import io
+import multiprocessing
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch._dynamo  # once, and not in each process
+
+BATCH, LENGTH, NEW, WINDOW = 2, 7, 6, 4
+VOCABULARY = 64
+
+# What a field of a configuration becomes, by its name; numbers that are smaller already stay. Names that no
+# line holds stay as they are.
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "text_vocab_size": VOCABULARY, "encoder_vocab_size": VOCABULARY,
+    "decoder_vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY,
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "d_embed", "hidden_dim"), 64),
+    **dict.fromkeys(("embedding_size", "projection_dim", "width", "encoder_hidden_size", "decoder_hidden_size"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), 64),
+    **dict.fromkeys(("mlp_dim", "ffn_hidden_size", "word_embed_proj_dim", "shared_expert_intermediate_size"), 64),
+    **dict.fromkeys(("moe_intermediate_size", "intermediate_size_mlp", "out_hidden_size", "attention_hidden_size"), 64),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(("decoder_attention_heads", "attention_heads"), 4),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("depth", "num_encoder_layers", "num_decoder_layers", "encoder_num_layers"), 2),
+    "num_key_value_heads": 2, "head_dim": 16, "kv_channels": 16, "global_head_dim": 16, "attention_head_dim": 16,
+    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    "index_head_dim": 16, "index_n_heads": 4, "qk_head_dim": 32,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
+    "num_experts_per_tok": 2, "moe_topk": 2, "n_group": 1, "topk_group": 1, "moe_k": 2,
+    "first_k_dense_replace": 1, "num_dense_layers": 1,
+    "sliding_window": WINDOW, "attention_window": WINDOW, "local_attention": 2 * WINDOW, "window_size": WINDOW,
+    "attention_chunk_size": WINDOW, "sliding_window_pattern": 2, "full_attention_interval": 2,
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx"), 64),
+    "hidden_size_per_layer_input": 16,
+    "image_size": 32, "patch_size": 8, "mamba_d_state": 16, "mamba_d_head": 16, "mamba_n_heads": 8,
+    "mamba_d_ssm": 128, "mamba_expand": 2, "state_size": 16, "ssm_state_size": 16, "mamba_num_heads": 8,
+    "mamba_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "chunk_size": 8, "rotary_dim": 16,
+}  # fmt: skip
+ALWAYS: dict[str, Any] = {
+    **{f"{name}_token_id": number for number, name in enumerate(("pad", "bos", "eos"))},
+    "decoder_start_token_id": 1, "use_sliding_window": True, "max_window_layers": 0,
+    **dict.fromkeys(("attention_dropout", "hidden_dropout", "dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout"), 0.0),
+    **dict.fromkeys(("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "embd_dropout"), 0.0),
+}  # fmt: skip
+# One field for each distinct word of a list with an entry a layer, so that every kind of layer is there.
+PER_LAYER = ("layer_types", "layers_block_type", "block_types", "mlp_layer_types", "attention_layers")
+
+
+def made_small(config: Any) -> Any:
+    """The configuration of a family, small: the constructor derives what depends on sizes again."""
+    found, parts = config.to_dict(), getattr(config, "sub_configs", {})
+    given: dict[str, Any] = {}
+    for name, value in found.items():
+        if name in parts and isinstance(getattr(config, name, None), type(config).__mro__[-2]):
+            continue
+        if name in ALWAYS:
+            given[name] = ALWAYS[name]
+        elif name in SMALL and (value is None or isinstance(value, int)) and not isinstance(value, bool):
+            if value is not None or name == "sliding_window":
+                given[name] = SMALL[name] if value is None else min(SMALL[name], value)
+    if given.get("num_key_value_heads") and found.get("num_key_value_heads") == found.get("num_attention_heads"):
+        given["num_key_value_heads"] = given["num_attention_heads"]
+    layers = next((name for name in ("num_hidden_layers", "n_layer", "num_layers") if name in found), None)
+    kinds = [list(dict.fromkeys(found[name])) for name in PER_LAYER if isinstance(found.get(name), list)]
+    if layers and kinds:
+        given[layers] = count = max(2, *(len(kind) for kind in kinds))
+        for name in PER_LAYER:
+            if isinstance(found.get(name), list) and found[name]:
+                kind = list(dict.fromkeys(found[name]))
+                given[name] = [kind[n % len(kind)] for n in range(count)]
+    for name in parts:
+        part = getattr(config, name, None)
+        if part is not None and hasattr(part, "to_dict"):
+            given[name] = made_small(part)
+    accepted = {name: value for name, value in given.items() if name in found or name in ALWAYS}
+    return type(config)(**accepted)
+
+
+def families() -> dict[str, type]:
+    """Model types and the class of each that is tried, the one that generates before others."""
+    from transformers.models.auto import modeling_auto as auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    tables = (
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+        auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        auto.MODEL_FOR_MASKED_LM_MAPPING,
+        auto.MODEL_MAPPING,
+    )
+    found: dict[str, type] = {}
+    for kind, config in CONFIG_MAPPING.items():
+        for table in tables:
+            with contextlib.suppress(Exception):
+                model = table[config]
+                model = model[0] if isinstance(model, tuple) else model
+                if getattr(model, "_supports_attention_backend", False):
+                    found[kind] = model
+                    break
+    return found
+
+
+# ---- one family ------------------------------------------------------------------------------------------
+
+
+class Said(NamedTuple):
+    case: str
+    word: str
+    more: str = ""
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def real(side: str) -> torch.Tensor:
+    mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
+    if side != "none":
+        mask[0, 4:] = 0
+    return mask.flip(1) if side == "left" else mask
+
+
+def inputs_of(model: Any, side: str = "none") -> tuple[dict[str, Any], torch.Tensor | None]:
+    """What a family is called with, and which rows count."""
+    main = model.main_input_name
+    accepted = inspect.signature(model.forward).parameters
+    made = torch.Generator().manual_seed(2)
+    if main == "pixel_values":
+        config = getattr(model.config, "vision_config", model.config)
+        size = config.image_size if isinstance(getattr(config, "image_size", 32), int) else config.image_size[0]
+        channels = getattr(config, "num_channels", 3)
+        return {main: torch.randn(BATCH, channels, size, size, generator=made)}, None
+    if main == "input_values":
+        return {main: torch.randn(BATCH, 4000, generator=made)}, None
+    if main == "input_features":
+        bins = getattr(model.config, "num_mel_bins", 80)
+        return {main: torch.randn(BATCH, bins, 2 * getattr(model.config, "max_source_positions", 32), generator=made)}, None
+    given: dict[str, Any] = {"input_ids": tokens()}
+    kept = None
+    if side != "none" and "attention_mask" in accepted:
+        given["attention_mask"] = real(side)
+        kept = real(side).bool()
+    if model.config.is_encoder_decoder and "decoder_input_ids" in accepted:
+        given["decoder_input_ids"], kept = tokens(), None
+    return given, kept
+
+
+def first(output: Any) -> torch.Tensor:
+    for name in ("logits", "last_hidden_state", "pooler_output", "logits_per_image", "image_embeds"):
+        if isinstance(getattr(output, name, None), torch.Tensor):
+            return getattr(output, name)
+    return next(t for t in output.values() if isinstance(t, torch.Tensor) and t.is_floating_point())
+
+
+def forward(model: Any, side: str) -> dict[str, torch.Tensor]:
+    given, kept = inputs_of(model, side)
+    with torch.no_grad():
+        out = first(model(**given))
+    return {"out": out if kept is None or out.shape[:2] != kept.shape else out[kept]}
+
+
+def trained(model: Any) -> dict[str, torch.Tensor]:
+    given, kept = inputs_of(model, "right")
+    model.zero_grad()
+    out = first(model(**given))
+    out = out if kept is None or out.shape[:2] != kept.shape else out[kept]
+    (out.float().sin().sum() / out.numel()).backward()
+    return {"out": out.detach()} | {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def compiled(model: Any) -> dict[str, torch.Tensor]:
+    given, kept = inputs_of(model, "left")
+    torch._dynamo.reset()
+    with torch.no_grad():
+        out = first(torch.compile(model, backend="eager")(**given))
+    return {"out": out if kept is None or out.shape[:2] != kept.shape else out[kept]}
+
+
+class Stream(contextlib.nullcontext):  # type: ignore[type-arg]
+    """In place of a GPU's, for caches that are offloaded."""
+
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+
+def generated(model: Any, cache: str, side: str = "left", compiles: bool = False) -> dict[str, torch.Tensor]:
+    """Tokens and their logits. Every model generates eager's own tokens: one that differs would hide the rest."""
+    given: dict[str, Any] = {}
+    if cache in ("quantized", "quanto"):
+        side, model = "none", model.double()  # else the rounding of float32 moves a key to the next number of 8 or 4 bits
+    given["attention_mask"] = real(side)
+    if cache == "quantized":
+        given["cache_config"] = {"backend": "fp8"}
+    if cache == "quanto":
+        given["cache_config"] = {"backend": "quanto", "nbits": 4, "q_group_size": 16, "residual_length": 4}
+    forced = getattr(model, "attnsel_forced", None)
+    if forced is not None:
+        start = 0 if model.config.is_encoder_decoder else LENGTH
+        given["prefix_allowed_tokens_fn"] = lambda row, so_far: [int(forced[row, len(so_far) - start + start])]
+    call = {
+        "cache_implementation": {"dynamic": None, "quanto": "quantized"}.get(cache, cache),
+        "max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True,
+        "output_logits": True, "disable_compile": not compiles,
+    }  # fmt: skip
+    if compiles:
+        from transformers import CompileConfig
+
+        torch._dynamo.reset()
+        call["compile_config"] = CompileConfig(backend="eager", fullgraph=False)
+        call["compile_config"]._compile_all_devices = True
+    model._previous_max_cache_length = -1
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():  # nothing is copied beside the computation, all else is as there
+            patch.setattr(torch, "Stream", Stream)
+            patch.setattr(torch.cuda, "default_stream", Stream)
+        made = model.generate(tokens(), **given, **call)
+    return {"tokens": made.sequences, "logits": torch.stack(made.logits)}
+
+
+def chunked(model: Any, static: bool) -> dict[str, torch.Tensor]:
+    """Logits of several steps that share a cache: twice across the window, then one token at a time."""
+    from transformers import DynamicCache, StaticCache
+
+    config = model.config.get_text_config(decoder=True)
+    past = StaticCache(config=config, max_cache_len=LENGTH + 5) if static else DynamicCache(config=config)
+    logits, start = [], 0
+    for end in (3, 5, 6, 7):
+        with torch.no_grad():
+            one = model(
+                input_ids=tokens()[:, start:end],
+                attention_mask=torch.ones(BATCH, end, dtype=torch.long),
+                past_key_values=past,
+                use_cache=True,
+            )
+        logits.append(one.logits)
+        start = end
+    return {"out": torch.cat(logits, 1)}
+
+
+def cases_of(model: Any) -> Iterator[tuple[str, Any]]:
+    for side in ("none", "left", "right") if model.main_input_name == "input_ids" else ("none",):
+        yield f"forward {side}", lambda m, side=side: forward(m, side)
+    yield "training", trained
+    yield "compiled", compiled
+    if not model.can_generate() or model.main_input_name != "input_ids":
+        return
+    for cache in ("dynamic", "static", "offloaded", "offloaded_static", "quantized", "quanto"):
+        yield f"generate {cache}", lambda m, cache=cache: generated(m, cache)
+    yield "generate static none", lambda m: generated(m, "static", "none")
+    yield "generate static compiled", lambda m: generated(m, "static", compiles=True)
+    if not model.config.is_encoder_decoder:
+        yield "chunks dynamic", lambda m: chunked(m, False)
+        yield "chunks static", lambda m: chunked(m, True)
+
+
+def build(model: type, config: Any, implementation: str) -> Any:
+    import copy
+
+    torch.manual_seed(0)
+    config = copy.deepcopy(config)
+    made = model._from_config(config, attn_implementation=implementation)
+    for name, parameter in made.named_parameters():
+        # Weights large enough that attention decides something; sinks and biases are no zeros.
+        deep = parameter.dim() > 1
+        torch.nn.init.normal_(parameter, std=0.12 if deep else 0.5)
+        if not deep and name.endswith("norm.weight"):
+            with torch.no_grad():
+                parameter.add_(1.0)
+    return made.eval()
+
+
+def compared(eager: Any, ours: Any, run: Any, case: str) -> Said:
+    from attnsel.errors import InvalidInput, NoBackendError
+
+    eager.float(), ours.float()
+    eager.attnsel_forced = ours.attnsel_forced = None
+    try:
+        wanted = run(eager)
+    except Exception as error:
+        return Said(case, "eager", f"{type(error).__name__}: {error}"[:200])
+    if "tokens" in wanted:
+        ours.attnsel_forced = wanted["tokens"]
+    try:
+        found = run(ours)
+    except (InvalidInput, NoBackendError) as error:
+        return Said(case, "refused", " ".join(str(error).split())[:200])
+    except Exception as error:
+        return Said(case, "error", f"{type(error).__name__}: {error}"[:300])
+    for name, want in wanted.items():
+        if name not in found or found[name].shape != want.shape:
+            return Said(case, "differs", f"{name} is missing or of another shape")
+        if name == "tokens":
+            continue
+        if not want.isfinite().all():
+            if name in ("out", "logits"):
+                return Said(case, "eager", "gives NaN or infinity")
+            continue
+        off = (found[name].double() - want.double()).abs().max().item() if want.numel() else 0.0
+        size = want.abs().max().item() if want.numel() else 0.0
+        if not off <= 2e-3 * max(size, 1e-3):
+            return Said(case, "differs", f"{name} by {off:.3g} of {size:.3g}")
+    return Said(case, "equal")
+
+
+def family(kind: str, only: str = "", without: str = "-") -> Iterator[Said]:
+    """Every case of one family."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from attnsel.integrations.transformers import register
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    register()
+    model = families()[kind]
+    try:
+        config = made_small(CONFIG_MAPPING[kind]())
+        if sum(p.numel() for p in _on_meta(model, config)) > 30e6:
+            raise ValueError("too large")
+        eager, ours = build(model, config, "eager"), build(model, config, "attnsel")
+    except Exception as error:
+        yield Said("", "not made", f"{type(error).__name__}: {error}"[:300])
+        return
+    for case, run in cases_of(eager):
+        if only in case and without not in case:
+            yield compared(eager, ours, run, case)
+
+
+def _on_meta(model: type, config: Any) -> list[torch.Tensor]:
+    import copy
+
+    with torch.device("meta"):
+        return list(model._from_config(copy.deepcopy(config)).parameters())
+
+
+# ---- all of them -----------------------------------------------------------------------------------------
+
+
+def _child(kind: str, only: str, without: str, pipe: Any) -> None:
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+        with contextlib.redirect_stdout(io.StringIO()):
+            for said in family(kind, only, without):
+                pipe.send(said)
+    pipe.send(None)
+    pipe.close()
+    os._exit(0)
+
+
+def answers(kind: str, only: str, without: str, seconds: float) -> list[Said]:
+    """The cases of one family, in a process of its own."""
+    ours, theirs = multiprocessing.Pipe(False)
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(kind, only, without, theirs))
+    child.start()
+    theirs.close()
+    found: list[Said] = []
+    try:
+        while ours.poll(seconds):
+            said = ours.recv()
+            if said is None:
+                return found
+            found.append(said)
+        found.append(Said("", "time", f"more than {seconds:.0f} s for a case"))
+    except EOFError:
+        child.join()
+        found.append(Said("", "error", f"the process ended with {child.exitcode}"))
+    finally:
+        child.kill()
+        child.join()
+    return found
+
+
+def main() -> int:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("kinds", nargs="*", metavar="MODEL_TYPE")
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--not", dest="without", default="-", help="cases whose name has this in it are left out")
+    parser.add_argument("--csv", help="write family, class, case, word and more here")
+    parser.add_argument("--seconds", type=float, default=240, help="bound of one case")
+    chosen = parser.parse_args()
+    every = families()
+    unknown = [kind for kind in chosen.kinds if kind not in every]
+    if unknown:
+        parser.error(f"no family with _supports_attention_backend: {', '.join(unknown)}")
+    tally: Counter[str] = Counter()
+    rows = []
+    for kind in chosen.kinds or every:
+        for said in answers(kind, chosen.only, chosen.without, chosen.seconds):
+            tally[said.word] += 1
+            rows.append((kind, every[kind].__name__, *said))
+            if said.word not in ("equal", "eager"):
+                print(kind, *said, sep="\t", flush=True)
+    if chosen.csv:
+        with open(chosen.csv, "w", newline="") as file:
+            csv.writer(file).writerows([("family", "class", "case", "word", "more"), *rows])
+    print(f"{len(chosen.kinds or every)} families: {dict(tally)}")
+    return 1 if tally.keys() & {"differs", "error", "time"} else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
