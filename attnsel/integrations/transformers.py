@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from transformers import masking_utils
 
 from attnsel.errors import InvalidInput
 from attnsel.functional import attention
+from attnsel.runtime.call import constant_when_traced
 
 # --------------------------------------------------------------------------------------------------------
 # transformers' visibility as a few lengths instead of a [b, 1, s, s] tensor, where lengths can express it.
@@ -58,7 +60,7 @@ class Visible(NamedTuple):
 
 
 class LazyMask(Tensor):
-    """What a layer sees, for whoever takes it for the mask that it is: bool [b, 1, s_q, s_kv], True = sees.
+    """What a layer sees, for whoever takes it for the mask that it is: [b, 1, s_q, s_kv].
 
     Models and ``generate`` slice their masks, make them contiguous, add them to others and ask for their shape.
     The first of these that needs values makes the mask, once, and from then on ``seen`` is None: a view of it
@@ -71,9 +73,9 @@ class LazyMask(Tensor):
 
     @staticmethod
     def __new__(
-        cls, seen: Visible | None, make: Callable[[], Tensor], shape: tuple[int, ...], device: Any
+        cls, seen: Visible | None, make: Callable[[], Tensor], shape: tuple[int, ...], dtype: Any, device: Any
     ) -> LazyMask:
-        mask: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)  # type: ignore
+        mask: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore
         mask.seen, mask._make, mask._made = seen, make, None
         return mask
 
@@ -82,7 +84,7 @@ class LazyMask(Tensor):
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if operator in _HANDED_ON and args[0].seen is not None and kwargs.get("dtype") in (None, torch.bool):
+        if operator in _HANDED_ON and args[0].seen is not None and kwargs.get("dtype") in (None, args[0].dtype):
             return args[0]._on(kwargs.get("device") or args[0].device)
         args, kwargs = tree_map_only(cls, cls.dense, (args, kwargs))
         return operator(*args, **kwargs)
@@ -96,7 +98,7 @@ class LazyMask(Tensor):
     def _on(self, device: torch.device) -> LazyMask:
         assert self.seen is not None
         seen = Visible(*(t.to(device) if isinstance(t, Tensor) else t for t in self.seen))
-        return LazyMask(seen, lambda: self._make().to(device), tuple(self.shape), device)
+        return LazyMask(seen, lambda: self._make().to(device), tuple(self.shape), self.dtype, device)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.dense().__reduce_ex__(protocol)
@@ -131,8 +133,8 @@ def visible(
 ) -> Tensor | None:
     """transformers' mask interface: makes the ``attention_mask`` that attention functions get.
 
-    None: the layer's own causality is all there is. A tensor: bool [b, 1, s_q, s_kv], True where a row sees a
-    key; a LazyMask where lengths can express it.
+    None: the layer's own causality is all there is. A tensor: [b, 1, s_q, s_kv], bool, True where a row sees a
+    key, or floating for families that have eager attention alone; a LazyMask where lengths can express it.
     """
     seqlen_q = rest["q_length"] if "q_length" in rest else rest["cache_position"].shape[0]
     pattern = read_pattern(mask_function)
@@ -141,12 +143,15 @@ def visible(
         padding = None if attention_mask is None else _key_padding(attention_mask, kv_length, kv_offset)
         if all(t is None or can_read(t) for t in (padding, pattern.sequences)):
             seen = as_lengths(pattern, padding, seqlen_q, kv_length)
-    if seen is not None and seen.causal and seen.window is None and seen.cu_seqlens_q is None:
+    added = _adds_its_masks(getattr(rest.get("config"), "model_type", None))
+    plain = seen is not None and seen.causal and seen.window is None and seen.cu_seqlens_q is None
+    if plain and not added:
         return None
     skips = dict.fromkeys(("allow_is_causal_skip", "allow_is_bidirectional_skip"), False)
+    make = masking_utils.eager_mask if added else masking_utils.sdpa_mask
 
     def dense() -> Tensor:
-        mask: Tensor = masking_utils.sdpa_mask(
+        mask: Tensor = make(
             kv_length=kv_length,
             kv_offset=kv_offset,
             mask_function=mask_function,
@@ -158,7 +163,22 @@ def visible(
     if seen is None or torch.compiler.is_compiling():
         return dense()
     device = rest.get("device", "cpu" if attention_mask is None else attention_mask.device)
-    return LazyMask(seen, dense, (rest["batch_size"], 1, seqlen_q, kv_length), device)
+    dtype = rest.get("dtype", torch.float32) if added else torch.bool
+    return LazyMask(seen, dense, (rest["batch_size"], 1, seqlen_q, kv_length), dtype, device)
+
+
+@constant_when_traced
+@lru_cache(maxsize=1024)
+def _adds_its_masks(model_type: str | None) -> bool:
+    """Whether a family's code may compute with masks as eager attention has them: it does not support SDPA, so
+    that nothing in it is written for bool ones. (DeepSeek-V4 turns floats of its own into the mask's dtype.)"""
+    from transformers.models.auto import CONFIG_MAPPING, MODEL_MAPPING
+
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_MAPPING:
+        return False
+    models = MODEL_MAPPING[CONFIG_MAPPING[model_type]]
+    models = models if isinstance(models, tuple) else (models,)
+    return not all(getattr(model, "_supports_sdpa", False) for model in models)
 
 
 def _last_row_at_last_key(pattern: Pattern, seqlen_q: int, keys_end: int, rest: dict[str, Any]) -> bool:
