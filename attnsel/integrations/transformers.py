@@ -133,7 +133,8 @@ def visible(
 ) -> Tensor | None:
     """transformers' mask interface: makes the ``attention_mask`` that attention functions get.
 
-    None: the layer's own causality is all there is. A tensor: [b, 1, s_q, s_kv], bool, True where a row sees a
+    Never None but while a graph is traced (the layer's own causality is all there is, then): a model that gets
+    None from another, as PaliGemma's language model does, makes a mask of its own. A tensor: [b, 1, s_q, s_kv], bool, True where a row sees a
     key, or floating for families that have eager attention alone; a LazyMask where lengths can express it.
     """
     seqlen_q = rest["q_length"] if "q_length" in rest else rest["cache_position"].shape[0]
@@ -144,9 +145,6 @@ def visible(
         if all(t is None or can_read(t) for t in (padding, pattern.sequences)):
             seen = as_lengths(pattern, padding, seqlen_q, kv_length)
     added = _adds_its_masks(getattr(rest.get("config"), "model_type", None))
-    plain = seen is not None and seen.causal and seen.window is None and seen.cu_seqlens_q is None
-    if plain and not added:
-        return None
     skips = dict.fromkeys(("allow_is_causal_skip", "allow_is_bidirectional_skip"), False)
     make = masking_utils.eager_mask if added else masking_utils.sdpa_mask
 
@@ -160,7 +158,10 @@ def visible(
         )
         return mask
 
-    if seen is None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        plain = seen is not None and seen.causal and seen.window is None and seen.cu_seqlens_q is None
+        return None if plain and not added else dense()
+    if seen is None:
         return dense()
     device = rest.get("device", "cpu" if attention_mask is None else attention_mask.device)
     dtype = rest.get("dtype", torch.float32) if added else torch.bool
