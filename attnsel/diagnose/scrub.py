@@ -122,7 +122,8 @@ def _patterns() -> tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]:
             "<address>",
         ),
         (
-            r"(?i)(?<![a-z])((?:host(?:name)?|node(?:name|list)?|user(?:[_ ]?(?:name|id))?|master_addr|server|"
+            r"(?i)(?<![a-z])((?:host(?:name)?|node(?:name|list)?|user(?:[_ ]?(?:name|id))?|master_addr|"
+            r"server|"
             r"account|login|logname|pod|container)['\"]?\s*[:=]\s*['\"]?)[^\s,;'\")\]}]+",
             r"\1<name>",
         ),
@@ -136,7 +137,7 @@ def _patterns() -> tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]:
             r"amazonaws\.com|googleapis\.com|compute|private|home)\b(?:\.[a-z.]+)?(?::\d+)?",
             "<host>",
         ),
-        # Hosts of any place: two names before .com and its like, three, or one with a hyphen, before the rest.
+        # Hosts of any place: one name before .com and its like; two, or one with a hyphen, before the rest.
         (
             rf"(?i)(?<![\w.@/\-])(?!{_PUBLIC}\b)(?:(?:[a-z0-9\-]+\.)+(?:com|edu|gov|org|mil)|(?:[a-z0-9\-]+\.){{2,}}"
             r"(?:net|info|cloud|[a-z]{2})(?<!\.py)(?<!\.so)(?<!\.cu)(?<!\.h)(?<!\.cc)(?<!\.rs)(?<!\.io)(?<!\.nn)|"
@@ -159,7 +160,8 @@ def _patterns() -> tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]:
         (r"\\\\[^\s\\/]+\\[^\s,;'\")]+", "<path>"),
         (r"(?<![\w.:/])[A-Za-z][\w.\-]*:/(?!/)[\w.~\-][^\s'\",;()\[\]{}<>|]*", "<path>"),
         (
-            r"(?i)(?<![\w.\-/])(?:/[\w.\-]+)*?/?(?:home|users|export|scratch|mnt|media|volumes)/[^\s/:,;'\"()]+(?:'s)?(?: [^\s/:,;'\"()]+){0,3}"
+            r"(?i)(?<![\w.\-/])(?:/[\w.\-]+)*?/?(?:home|users|export|scratch|mnt|media|volumes)/"
+            r"[^\s/:,;'\"()]+(?:'s)?(?: [^\s/:,;'\"()]+){0,3}"
             r"(?=/)(?:/[^\s/:,;'\"()\[\]{}<>=|]+)*/?",
             _of_path,
         ),
@@ -170,7 +172,7 @@ def _patterns() -> tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]:
         ),
         (r"(?<![\w.])\.{1,2}/(?:[\w.\-]+/)*[\w.\-]+", _of_path),
         (r"(?<=[\"'(\[])(?:~[\w.\-]*)?/[^\s'\":,;()\[\]{}<>|]+", _of_path),
-        # A long run of letters and figures that nobody chose, no symbol of C++ (_ZN3c10…) and no name of a class.
+        # A long run of letters and figures that nobody chose: no symbol of C++ (_ZN3c10…) and no class.
         (
             r"(?<![A-Za-z0-9_])(?!(?:[A-Z][a-z]{1,24}){2,12}\d{0,2}\b)(?=[A-Za-z0-9+/_\-]*[0-9])"
             r"(?=[A-Za-z0-9+/_\-]*[A-Z])(?=[A-Za-z0-9+/_\-]*[a-z])"

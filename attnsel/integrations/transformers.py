@@ -62,9 +62,9 @@ class Visible(NamedTuple):
 class LazyMask(Tensor):
     """What a layer sees, for whoever takes it for the mask that it is: [b, 1, s_q, s_kv].
 
-    Models and ``generate`` slice their masks, make them contiguous, add them to others and ask for their shape.
-    The first of these that needs values makes the mask, once, and from then on ``seen`` is None: a view of it
-    may have been written to. What only hands it on (``contiguous``, ``detach``, another device) keeps the lengths.
+    Models and ``generate`` slice their masks, make them contiguous, add to them and ask for their shape. The
+    first of these that needs values makes the mask, once, and from then on ``seen`` is None: a view of it may
+    have been written to. What only hands it on (``contiguous``, ``detach``, another device) keeps them.
     """
 
     seen: Visible | None
@@ -84,7 +84,11 @@ class LazyMask(Tensor):
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if operator in _HANDED_ON and args[0].seen is not None and kwargs.get("dtype") in (None, args[0].dtype):
+        if (
+            operator in _HANDED_ON
+            and args[0].seen is not None
+            and kwargs.get("dtype") in (None, args[0].dtype)
+        ):
             return args[0]._on(kwargs.get("device") or args[0].device)
         args, kwargs = tree_map_only(cls, cls.dense, (args, kwargs))
         return operator(*args, **kwargs)
@@ -107,7 +111,9 @@ class LazyMask(Tensor):
         return f"LazyMask({self.seen or self._made})"
 
 
-_HANDED_ON = frozenset(getattr(torch.ops.aten, name).default for name in ("alias", "clone", "detach", "_to_copy"))
+_HANDED_ON = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("alias", "clone", "detach", "_to_copy")
+)
 
 
 class Pattern(NamedTuple):
@@ -133,9 +139,9 @@ def visible(
 ) -> Tensor | None:
     """transformers' mask interface: makes the ``attention_mask`` that attention functions get.
 
-    Never None but while a graph is traced (the layer's own causality is all there is, then): a model that gets
-    None from another, as PaliGemma's language model does, makes a mask of its own. A tensor: [b, 1, s_q, s_kv], bool, True where a row sees a
-    key, or floating for families that have eager attention alone; a LazyMask where lengths can express it.
+    A tensor [b, 1, s_q, s_kv]: bool, True where a row sees a key, or floating for families that have eager
+    attention alone; a LazyMask where lengths can express it. None, the layer's own causality, only while a
+    graph is traced: a model that gets None from another (PaliGemma's language model) makes a mask of its own.
     """
     seqlen_q = rest["q_length"] if "q_length" in rest else rest["cache_position"].shape[0]
     pattern = read_pattern(mask_function)
@@ -171,8 +177,11 @@ def visible(
 @constant_when_traced
 @lru_cache(maxsize=1024)
 def _adds_its_masks(model_type: str | None) -> bool:
-    """Whether a family's code may compute with masks as eager attention has them: it does not support SDPA, so
-    that nothing in it is written for bool ones. (DeepSeek-V4 turns floats of its own into the mask's dtype.)"""
+    """Whether a family's code may compute with masks as eager attention has them.
+
+    It does not support SDPA, so that nothing in it is written for bool ones: DeepSeek-V4 turns floats of its
+    own into the mask's dtype.
+    """
     from transformers.models.auto import CONFIG_MAPPING, MODEL_MAPPING
 
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_MAPPING:

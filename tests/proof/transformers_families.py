@@ -1,12 +1,12 @@
-"""Every family of the installed transformers through ``attn_implementation="attnsel"``, beside its eager code.
+"""Every family of the installed transformers by ``attn_implementation="attnsel"``, beside its eager code.
 
     python tests/proof/transformers_families.py                       # all families, an hour on one core
     python tests/proof/transformers_families.py llama gemma3 --jobs 2
     python tests/proof/transformers_families.py --csv families.csv
 
 A family is a model type whose class says ``_supports_attention_backend``. Its configuration is made small and
-its weights are drawn at random; nothing is downloaded. For each case (a forward pass, a training step, a kind of
-cache) one word is given:
+its weights are drawn at random; nothing is downloaded. For each case (a forward pass, a training step, a kind
+of cache) one word is given:
 
 ``equal``    the same numbers as eager, within the rounding of float32
 ``refused``  attnsel's own error, with the argument that it names
@@ -40,46 +40,47 @@ VOCABULARY = 64
 
 # What a field of a configuration becomes, by its name; numbers that are smaller already stay. Names that no
 # line holds stay as they are.
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "text_vocab_size": VOCABULARY, "encoder_vocab_size": VOCABULARY,
-    "decoder_vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY,
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "d_embed", "hidden_dim"), 64),
-    **dict.fromkeys(("embedding_size", "projection_dim", "width", "encoder_hidden_size", "decoder_hidden_size"), 64),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), 64),
-    **dict.fromkeys(("mlp_dim", "ffn_hidden_size", "word_embed_proj_dim", "shared_expert_intermediate_size"), 64),
-    **dict.fromkeys(("moe_intermediate_size", "intermediate_size_mlp", "out_hidden_size", "attention_hidden_size"), 64),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads"), 4),
-    **dict.fromkeys(("decoder_attention_heads", "attention_heads"), 4),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("depth", "num_encoder_layers", "num_decoder_layers", "encoder_num_layers"), 2),
-    "num_key_value_heads": 2, "head_dim": 16, "kv_channels": 16, "global_head_dim": 16, "attention_head_dim": 16,
-    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
-    "index_head_dim": 16, "index_n_heads": 4, "qk_head_dim": 32,
-    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
-    "num_experts_per_tok": 2, "moe_topk": 2, "n_group": 1, "topk_group": 1, "moe_k": 2,
-    "first_k_dense_replace": 1, "num_dense_layers": 1,
-    "sliding_window": WINDOW, "attention_window": WINDOW, "local_attention": 2 * WINDOW, "window_size": WINDOW,
-    "attention_chunk_size": WINDOW, "sliding_window_pattern": 2, "full_attention_interval": 2,
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx"), 64),
-    "hidden_size_per_layer_input": 16,
-    "image_size": 32, "patch_size": 8, "mamba_d_state": 16, "mamba_d_head": 16, "mamba_n_heads": 8,
-    "mamba_d_ssm": 128, "mamba_expand": 2, "state_size": 16, "ssm_state_size": 16, "mamba_num_heads": 8,
-    "mamba_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16, "chunk_size": 8, "rotary_dim": 16,
-}  # fmt: skip
+BY_SIZE: dict[int, str] = {
+    VOCABULARY: "vocab_size text_vocab_size encoder_vocab_size decoder_vocab_size vocab_size_per_layer_input "
+    "max_position_embeddings n_positions max_target_positions n_ctx "
+    "hidden_size d_model n_embd dim embed_dim d_embed hidden_dim embedding_size projection_dim width "
+    "encoder_hidden_size decoder_hidden_size intermediate_size ffn_dim n_inner d_ff encoder_ffn_dim "
+    "decoder_ffn_dim mlp_dim ffn_hidden_size word_embed_proj_dim shared_expert_intermediate_size "
+    "moe_intermediate_size intermediate_size_mlp out_hidden_size attention_hidden_size",
+    4: "num_attention_heads n_head num_heads n_heads encoder_attention_heads decoder_attention_heads "
+    "attention_heads index_n_heads num_experts num_local_experts n_routed_experts moe_num_experts "
+    "linear_num_value_heads",
+    2: "num_hidden_layers n_layer num_layers n_layers encoder_layers decoder_layers depth num_encoder_layers "
+    "num_decoder_layers encoder_num_layers num_key_value_heads num_experts_per_tok moe_topk moe_k "
+    "sliding_window_pattern full_attention_interval mamba_expand linear_num_key_heads",
+    1: "n_group topk_group first_k_dense_replace num_dense_layers",
+    8: "patch_size mamba_n_heads mamba_num_heads chunk_size local_attention",
+    16: "head_dim kv_channels global_head_dim attention_head_dim qk_nope_head_dim qk_rope_head_dim "
+    "v_head_dim index_head_dim hidden_size_per_layer_input mamba_d_state mamba_d_head state_size "
+    "ssm_state_size mamba_head_dim linear_key_head_dim linear_value_head_dim rotary_dim",
+    32: "q_lora_rank kv_lora_rank qk_head_dim image_size",
+    128: "mamba_d_ssm",
+}
+SMALL = {name: size for size, names in BY_SIZE.items() for name in names.split()}
+SMALL |= dict.fromkeys(("sliding_window", "attention_window", "window_size", "attention_chunk_size"), WINDOW)
+NO_DROPOUT = (
+    "attention_dropout hidden_dropout dropout attn_pdrop resid_pdrop embd_pdrop hidden_dropout_prob "
+    "attention_probs_dropout_prob activation_dropout layerdrop encoder_layerdrop decoder_layerdrop "
+    "embd_dropout"
+)
 ALWAYS: dict[str, Any] = {
     **{f"{name}_token_id": number for number, name in enumerate(("pad", "bos", "eos"))},
-    "decoder_start_token_id": 1, "use_sliding_window": True, "max_window_layers": 0,
-    **dict.fromkeys(("attention_dropout", "hidden_dropout", "dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0),
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout"), 0.0),
-    **dict.fromkeys(("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "embd_dropout"), 0.0),
-}  # fmt: skip
+    "decoder_start_token_id": 1,
+    "use_sliding_window": True,
+    "max_window_layers": 0,
+    **dict.fromkeys(NO_DROPOUT.split(), 0.0),
+}
 # One field for each distinct word of a list with an entry a layer, so that every kind of layer is there.
 PER_LAYER = ("layer_types", "layers_block_type", "block_types", "mlp_layer_types", "attention_layers")
 
 
-# What is tried in turn until eager gives numbers: everything small; what has no default as well; heads as wide
-# as they are; only fewer layers, experts and words.
+# What is tried in turn until eager gives numbers: everything small; what has no default as well; heads as
+# wide as they are; only fewer layers, experts and words.
 FEWER = {name for name in SMALL if any(word in name for word in ("layers", "experts", "vocab", "window"))}
 WAYS = (set(SMALL), set(SMALL), {name for name in SMALL if "head_dim" not in name}, FEWER)
 
