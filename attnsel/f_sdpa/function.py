@@ -269,17 +269,18 @@ def unfit_numbers(dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any) -
 def hand_over(reason: str, *args: Any, **kwargs: Any) -> Tensor:
     """PyTorch's answer, and its errors. The reason is said once, under ATTNSEL_DEBUG."""
     # By name, as most programs have them: PyTorch's errors say the position of what came without one.
-    kwargs |= {"dropout_p": args[4], "is_causal": args[5]}
-    args = args[:4]
+    mask = args[3]
+    kwargs |= {"attn_mask": mask, "dropout_p": args[4], "is_causal": args[5]}
+    args = args[:3]
     if torch.compiler.is_compiling():
         return ORIGINAL(*args, **kwargs)
     settings = current()
     if settings.debug:
         debug.announce_handed_over("scaled_dot_product_attention", reason, settings)
-    if is_causal_bias(args[3]):
+    if is_causal_bias(mask):
         # It compares the function that is called with the one that F has now.
         theirs = torch.nn.functional.scaled_dot_product_attention
-        answer: Tensor = handle_torch_function(theirs, (args[3],), *args, **kwargs)
+        answer: Tensor = handle_torch_function(theirs, (mask,), *args, **kwargs)
         return answer
     return ORIGINAL(*args, **kwargs)
 

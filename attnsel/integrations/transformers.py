@@ -75,14 +75,16 @@ class LazyMask(Tensor):
     def __new__(
         cls, seen: Visible | None, make: Callable[[], Tensor], shape: tuple[int, ...], dtype: Any, device: Any
     ) -> LazyMask:
-        mask: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore
+        mask: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         mask.seen, mask._make, mask._made = seen, make, None
         return mask
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if (
             operator in _HANDED_ON
@@ -101,13 +103,16 @@ class LazyMask(Tensor):
 
     def _on(self, device: torch.device) -> LazyMask:
         assert self.seen is not None
-        seen = Visible(*(t.to(device) if isinstance(t, Tensor) else t for t in self.seen))
+        moved: dict[str, Any] = {
+            n: t.to(device) for n, t in self.seen._asdict().items() if isinstance(t, Tensor)
+        }
+        seen = self.seen._replace(**moved)
         return LazyMask(seen, lambda: self._make().to(device), tuple(self.shape), self.dtype, device)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.dense().__reduce_ex__(protocol)
 
-    def __repr__(self, **more: Any) -> str:  # looking at it does not make it
+    def __repr__(self, **more: Any) -> str:  # type: ignore[override]  # looking at it does not make it
         return f"LazyMask({self.seen or self._made})"
 
 
@@ -478,7 +483,7 @@ def _visibility(
         ):
             _refuse_lengths_beside_a_mask(given)
         return _flattened(pattern, q, k, given)
-    if isinstance(mask, Visible) and not mask.causal and mask.window is mask.cu_seqlens_q is None:
+    if isinstance(mask, Visible) and not mask.causal and mask.window is None and mask.cu_seqlens_q is None:
         return mask._replace(seqlen_q=q.shape[1], seqlen_kv=k.shape[1])  # every key, however many there are
     if isinstance(mask, Visible):
         if (mask.seqlen_q, mask.seqlen_kv) != (q.shape[1], k.shape[1]):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import check_gradients
+from attnsel.backends.checks import check_gradients, sum_is_lost
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.tiled.tiles import (
     NEG_INF,
@@ -181,7 +182,12 @@ def backward(
             dbias = torch.zeros(bias.shape, dtype=a, device=device)
         if spec.softmax_type == "learnable":
             dsinks = torch.zeros(q.shape[1], dtype=a, device=device)
-        given = _Given(result.out, result.lse, dout, dlse, *result.saved or (None,))
+        low = result.saved[0] if result.saved else None
+        if low is None and bias is not None and sum_is_lost(result.lse):
+            again = forward(replace(spec, need_grad=True), inputs, blocks=blocks)
+            if again.lse is not None and torch.allclose(again.lse, result.lse, rtol=1e-6):  # not merged ones
+                low = again.saved[0] + (again.lse - result.lse).nan_to_num_(0.0)
+        given = _Given(result.out, result.lse, dout, dlse, low)
         wanted = _Wanted(dq, dk, dv, None if dbias is None else four_dims(dbias), dsinks)
         if not spec.packed:
             _backward(dense_problem(spec, inputs), blocks, given, wanted)

@@ -200,7 +200,7 @@ def inputs_of(model: Any, side: str = "none") -> tuple[dict[str, Any], torch.Ten
         )
         given["pixel_values"] = torch.randn(BATCH, channels, size, size, generator=made)
     if side != "none" and "attention_mask" in accepted:
-        given["attention_mask"] = real(side)
+        given |= {"attention_mask": real(side), "input_ids": tokens() * real(side)}
         kept = real(side).bool()
     if model.config.is_encoder_decoder and "decoder_input_ids" in accepted:
         given["decoder_input_ids"], kept = tokens(), None
