@@ -126,7 +126,7 @@ def made_small(config: Any, way: int = 0) -> Any:
     return made
 
 
-def families() -> dict[str, type]:
+def families() -> dict[str, Any]:
     """Model types and the class of each that is tried, the one that generates before others."""
     from transformers.models.auto import modeling_auto as auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -138,7 +138,7 @@ def families() -> dict[str, type]:
         auto.MODEL_FOR_MASKED_LM_MAPPING,
         auto.MODEL_MAPPING,
     )
-    found: dict[str, type] = {}
+    found: dict[str, Any] = {}
     for kind, config in CONFIG_MAPPING.items():
         for table in tables:
             with contextlib.suppress(Exception):
@@ -322,7 +322,7 @@ def cases_of(model: Any) -> Iterator[tuple[str, Any]]:
         yield "chunks static", lambda m: chunked(m, True)
 
 
-def build(model: type, config: Any, implementation: str) -> Any:
+def build(model: Any, config: Any, implementation: str) -> Any:
     import copy
 
     torch.manual_seed(0)
@@ -401,7 +401,7 @@ def family(kind: str, only: str = "", without: str = "-") -> Iterator[Said]:
             yield compared(eager, ours, run, case)
 
 
-def _on_meta(model: type, config: Any) -> list[torch.Tensor]:
+def _on_meta(model: Any, config: Any) -> list[torch.Tensor]:
     import copy
 
     with torch.device("meta"):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnsel import override, scaled_dot_product_attention
+from attnsel import scaled_dot_product_attention
 from corners import corner
 from rounding import UNITS, error, finite
 
@@ -131,27 +131,6 @@ def check(seed: int) -> None:
                 others = [definition(torch.float64, unit, again)[name] for again in range(12)]
                 allowed += 2 * max(finite(error(other, wanted[name])) for other in others)
             assert off <= allowed, (seed, name, off, allowed)
-
-
-@pytest.mark.parametrize("kernel", ["sdpa.flash", "tiled"])
-@pytest.mark.parametrize("fill", [torch.finfo(torch.float32).min, -1e9, -1e5])
-def test_gradients_beside_rows_that_a_large_number_hides(fill: float, kernel: str) -> None:
-    """torch's own flash backward on a CPU counts each hidden key 1 and not 1/n there."""
-    mask = torch.zeros(1, 1, 6, 6)
-    mask[:, :, 0], mask[..., :2] = fill, fill
-    tensors = {"qkv"[n]: torch.randn(2, 2, 6, 8) for n in range(3)}
-    call = RandomCall({name: t.requires_grad_() for name, t in tensors.items()}, {})
-
-    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with override(backend=kernel):
-            return scaled_dot_product_attention(q, k, v, mask)
-
-    with sdpa_kernel(SDPBackend.MATH):
-        wanted = results(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask), call)
-    found = [results(ours, call), results(torch.compile(ours, backend="aot_eager"), call)]
-    for one in found:
-        for name, t in one.items():
-            torch.testing.assert_close(t, wanted[name], atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -6,7 +6,6 @@ them does not wait for it.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -187,49 +186,6 @@ def test_what_a_layer_gets_as_its_mask(hf, monkeypatch):
             assert (mask.order_kv is None) == (kind == "right")
     window, whole = of("Gemma2")
     assert (window.window, whole) == ((WINDOW - 1, -1), plain)
-
-
-def test_a_mask_that_is_looked_at_is_the_one_that_was_seen(hf):
-    """Code of models writes to a view of its mask, moves it, makes it another type, and pickles it."""
-    from attnsel.integrations.transformers import LazyMask, attention_forward, visible
-
-    def mask() -> Any:
-        return visible(batch_size=1, q_length=4, kv_length=4, q_offset=0, kv_offset=0, dtype=torch.float32)
-
-    wanted = torch.ones(4, 4, dtype=torch.bool).tril()[None, None]
-    for kept in (mask().contiguous(), mask().detach(), mask().to("cpu"), mask()):
-        assert type(kept) is LazyMask
-        assert kept.seen is not None
-    assert mask().float().equal(wanted.float())
-    assert (mask() | torch.zeros(4, dtype=torch.bool)).equal(wanted)
-    assert pickle.loads(pickle.dumps(mask())).equal(wanted)
-    written = mask()
-    written[..., 1:, 0] = False
-    out, _ = attention_forward(Layer(), *qkv(), written)
-    added = torch.zeros(4, 4).masked_fill(~written.dense(), -torch.inf)
-    torch.testing.assert_close(out, reference(added), atol=1e-5, rtol=1e-5)
-
-
-def test_generate_over_a_static_cache(pair):
-    given = {"max_new_tokens": 5, "do_sample": False, "cache_implementation": "static"}
-    for real in (padded("none"), padded("left")):
-        wanted, found = (model.generate(tokens(), attention_mask=real, **given) for model in pair)
-        assert found.equal(wanted)
-
-
-def test_scores_and_keys_that_a_model_adds():
-    """T5's position_bias, and the indices of DeepSeek-V3.2, beside a mask."""
-    bias, seen = torch.randn(1, 2, 4, 4), torch.ones(4, 4, dtype=torch.bool).tril()
-    added = bias.masked_fill(~seen, -torch.inf)
-    for mask in (None, seen[None, None], torch.zeros(1, 1, 4, 4).masked_fill(~seen, -torch.inf)):
-        out, _ = attention_forward(Layer(), *qkv(), mask, position_bias=bias)
-        torch.testing.assert_close(out, reference(added), atol=1e-5, rtol=1e-5)
-    chosen = torch.tensor([[[0, 1], [0, 1], [1, 2], [0, 3]]] * 2, dtype=torch.int32)
-    kept = seen & torch.zeros(4, 4, dtype=torch.bool).scatter(-1, chosen[0].long(), True)
-    out, _ = attention_forward(Layer(), *qkv(), seen[None, None], indices=chosen)
-    torch.testing.assert_close(out, reference(torch.zeros(4, 4).masked_fill(~kept, -torch.inf)))
-    with pytest.raises(InvalidInput, match="indices"):
-        attention_forward(Layer(), *qkv(), None, indices=chosen)
 
 
 # ---- the attention function ------------------------------------------------------------------------------
