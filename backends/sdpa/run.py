@@ -35,6 +35,7 @@ from attnsel.backends.sdpa.ops import (
     shielded_math_op,
 )
 from attnsel.backends.sdpa.plan import MaskPlan, Traits, plan_mask
+from attnsel.backends.tiled import kernel as tiled
 from attnsel.backends.tiled.tiles import four_dims
 
 
@@ -88,9 +89,10 @@ def backward(
     check_call(traits, spec, inputs)
     check_gradients(spec, inputs, result, dout, dlse)
     if traits is FLASH_CPU and inputs.bias is not None and dlse is None and sum_is_lost(result.lse):
-        again = forward("sdpa.math", replace(spec, need_grad=True), inputs)  # see _by_math_where_lost
+        # See _by_math_where_lost. Here autograd may be off, in an operator's backward, and math needs it.
+        again = tiled.forward(replace(spec, need_grad=True), inputs)
         if torch.allclose(again.out.float(), result.out.float(), rtol=0.05, atol=0.05):  # no merged ones
-            return _math_backward(spec, inputs, again, dout, None)
+            return tiled.backward(spec, inputs, again, dout)
     rng = result.saved
     if not rng and traits.device == "cuda":
         if spec.dropout_p:

@@ -70,6 +70,7 @@ def test_they_are_those_of_math(fill: float, kind: str, kernel: str) -> None:
             torch.testing.assert_close(one, right, atol=2e-5, rtol=1e-3)
 
 
+@pytest.mark.filterwarnings("error::attnsel.debug.FallbackWarning")
 def test_compiled_calls_have_them_too() -> None:
     mask = mask_of((1, 1, 6, 6), LOWEST)
 

@@ -12,7 +12,7 @@ from attnsel.diagnose.scrub import scrub
 from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
 
-IN = "{}|'{}'|token: {}|HF_TOKEN={}|Authorization: Bearer {}|https://user:{}@host/x|({})|/{}/x".split("|")
+IN = ("{}", "'{}'", "token: {}", "HF_TOKEN={}", "Authorization: Bearer {}", "https://user:{}@host/x", "/{}/x")
 
 LINES = [line.split("\t") for line in Path(__file__).with_name("private.txt").read_text().splitlines()]
 """What stands before a tab holds what stands behind it, which is nobody's business; other lines stay."""
