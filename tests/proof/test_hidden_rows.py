@@ -27,7 +27,7 @@ SHAPES = {
 
 
 def mask_of(shape: tuple[int, ...], fill: float) -> Tensor:
-    """Left padding: the first keys are hidden from all, and so are all keys from the first row (or sequence)."""
+    """Left padding: the first keys are hidden from all, and all keys from the first row or sequence."""
     mask = torch.zeros(shape)
     mask[..., :2] = fill
     if shape[-2] == 1:
