@@ -240,7 +240,7 @@ def compiled(model: Any) -> dict[str, torch.Tensor]:
     return {"out": out if kept is None or out.shape[:2] != kept.shape else out[kept]}
 
 
-class Stream(contextlib.nullcontext):  # type: ignore[type-arg]
+class Stream(contextlib.nullcontext):
     """In place of a GPU's, for caches that are offloaded."""
 
     def wait_stream(self, other: Any) -> None:
