@@ -200,6 +200,7 @@ def _look() -> tuple[Found, ...]:
             points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: (e.name, e.value))
             _looked_at.extend(map(_load, points[len(_looked_at) :]))  # after an interrupt, where it stopped
             _found = tuple(_looked_at)
+            _say_left_out([found for found in _found if found.plugin is None])
         finally:
             _loading = False
         return _found
@@ -214,14 +215,25 @@ def _load(point: importlib.metadata.EntryPoint) -> Found:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever another package's import raises, SystemExit included
-        trouble = in_words(error)
-        warnings.warn(
-            f"the attnsel plug-in {entry!r} of {distribution} is left out: {trouble}",
-            PluginWarning,
-            stacklevel=5,
-        )
-        return Found(entry, distribution, None, trouble)
+        return Found(entry, distribution, None, in_words(error))
     return Found(entry, distribution, record)
+
+
+_MOST_SAID = 3
+
+
+def _say_left_out(broken: list[Found]) -> None:
+    """A line for each of the first, and one for all others: hundreds would be a wall at every start."""
+    told = [
+        f"the attnsel plug-in {entry!r} of {distribution} is left out: {trouble}"
+        for entry, distribution, _, trouble in broken[:_MOST_SAID]
+    ]
+    if len(broken) > _MOST_SAID:
+        told.append(
+            f"{len(broken) - _MOST_SAID} more attnsel plug-ins are left out: attnsel doctor names them"
+        )
+    for line in told:
+        warnings.warn(line, PluginWarning, stacklevel=4)
 
 
 def _admit(record: CandidateRecord, distribution: str) -> CandidateRecord:

@@ -282,3 +282,19 @@ def readable(t: Tensor) -> Tensor:
     if t.stride(-1) == 1 and misalignment(t) is None:
         return t
     return t.clone(memory_format=torch.contiguous_format)
+
+
+LARGEST_LSE = 4096.0  # in float32 the sum of a row is known to 1/4096 there
+
+
+def sum_is_lost(lse: Tensor) -> bool:
+    """Whether rounding took the sums from a log-sum-exp: a row's peak is so large that it says nothing else.
+
+    Where looking costs nothing: on a CPU, outside transforms. Rows that see nothing have -inf, and are right.
+    """
+    if type(lse) is not Tensor or lse.device.type != "cpu":
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(lse):
+        return False
+    largest = float(torch.linalg.vector_norm(lse.detach(), torch.inf))
+    return largest > LARGEST_LSE and bool((lse.isfinite() & (lse.abs() > LARGEST_LSE)).any())

@@ -22,7 +22,7 @@ from attnsel.cli.output import (
     plain_warnings,
     settle_width,
 )
-from attnsel.errors import InvalidInput
+from attnsel.errors import InvalidInput, short
 
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
@@ -142,9 +142,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         discard_output()  # nobody reads on (| head)
         return BROKEN_PIPE
-    except OSError as error:
-        if not output_failed():
-            raise
+    except (OSError, OverflowError, RecursionError) as error:
+        if not isinstance(error, OSError) or not output_failed():
+            if runs:  # the program's
+                raise
+            # What no reader of files foresaw: a path, a number or a depth that the system refuses.
+            complain(f"what was given cannot be read: {short(error, str, 200)}")
+            return BAD_INPUT
         discard_output()
         complain(f"standard output cannot be written: {error.strerror or error}")
         return CANNOT_WRITE

@@ -185,6 +185,7 @@ ORIGINAL: Callable[..., Tensor] = torch._C._nn.scaled_dot_product_attention
 _PLAIN = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DEVICES = ("cpu", "cuda")
+_FINITE = torch.finfo(torch.float64).max
 
 # The context managers and flags by which a program chooses among PyTorch's kernels.
 _FLAGS: tuple[Callable[[], bool], ...] = tuple(
@@ -245,6 +246,8 @@ def unfit_mask(mask: Any, q: Tensor) -> str:
     """Why a mask is none for attnsel; "" where it is."""
     if type(mask) not in _PLAIN:
         return f"an attn_mask that is a {type(mask).__name__}"
+    if mask.dim() < 2:  # PyTorch takes some of them and raises IndexError for others
+        return f"an attn_mask of {mask.dim()} dimensions"
     if mask.is_nested or mask.layout is not torch.strided or mask.device != q.device or not mask.numel():
         return "an attn_mask that is not dense, is empty or on another device"
     if mask.dtype not in (torch.bool, q.dtype, torch.float32):
@@ -258,22 +261,26 @@ def unfit_numbers(dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any) -
         return "a flag that is no bool"
     if not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p < 1.0:
         return "a dropout_p that is no number below 1"
-    if scale is not None and (not isinstance(scale, (int, float)) or not -torch.inf < scale < torch.inf):
+    if scale is not None and (not isinstance(scale, (int, float)) or not -_FINITE <= scale <= _FINITE):
         return "a scale that is no finite number"
     return ""
 
 
 def hand_over(reason: str, *args: Any, **kwargs: Any) -> Tensor:
     """PyTorch's answer, and its errors. The reason is said once, under ATTNSEL_DEBUG."""
+    # By name, as most programs have them: PyTorch's errors say the position of what came without one.
+    mask = args[3]
+    kwargs |= {"attn_mask": mask, "dropout_p": args[4], "is_causal": args[5]}
+    args = args[:3]
     if torch.compiler.is_compiling():
         return ORIGINAL(*args, **kwargs)
     settings = current()
     if settings.debug:
         debug.announce_handed_over("scaled_dot_product_attention", reason, settings)
-    if is_causal_bias(args[3]):
+    if is_causal_bias(mask):
         # It compares the function that is called with the one that F has now.
         theirs = torch.nn.functional.scaled_dot_product_attention
-        answer: Tensor = handle_torch_function(theirs, (args[3],), *args, **kwargs)
+        answer: Tensor = handle_torch_function(theirs, (mask,), *args, **kwargs)
         return answer
     return ORIGINAL(*args, **kwargs)
 

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 
 from attnsel.errors import InvalidInput
 from attnsel.functional import attention
+from attnsel.runtime.call import constant_when_traced
 
 # --------------------------------------------------------------------------------------------------------
 # transformers' visibility as a few lengths instead of a [b, 1, s, s] tensor, where lengths can express it.
@@ -35,7 +38,7 @@ from attnsel.functional import attention
 
 
 class Visible(NamedTuple):
-    """What a layer sees. A named tuple, so that code which moves arguments between devices moves its tensors.
+    """What a layer sees.
 
     Dense (``packed`` False): without cu_seqlens every row is real; with them they count the real rows of each
     sequence, and ``order_q`` / ``order_kv`` [b, s] reorder those to the front (None: they are there already);
@@ -54,6 +57,68 @@ class Visible(NamedTuple):
     order_kv: Tensor | None = None
     back_q: Tensor | None = None
     longest: int | None = None  # packed
+
+
+class LazyMask(Tensor):
+    """What a layer sees, for whoever takes it for the mask that it is: [b, 1, s_q, s_kv].
+
+    Models and ``generate`` slice their masks, make them contiguous, add to them and ask for their shape. The
+    first of these that needs values makes the mask, once, and from then on ``seen`` is None: a view of it may
+    have been written to. What only hands it on (``contiguous``, ``detach``, another device) keeps them.
+    """
+
+    seen: Visible | None
+    _make: Callable[[], Tensor]
+    _made: Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls, seen: Visible | None, make: Callable[[], Tensor], shape: tuple[int, ...], dtype: Any, device: Any
+    ) -> LazyMask:
+        mask: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        mask.seen, mask._make, mask._made = seen, make, None
+        return mask
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if (
+            operator in _HANDED_ON
+            and args[0].seen is not None
+            and kwargs.get("dtype") in (None, args[0].dtype)
+        ):
+            return args[0]._on(kwargs.get("device") or args[0].device)
+        args, kwargs = tree_map_only(cls, cls.dense, (args, kwargs))
+        return operator(*args, **kwargs)
+
+    def dense(self) -> Tensor:
+        """The mask with its values, which somebody may change."""
+        if self._made is None:
+            self._made, self.seen = self._make(), None
+        return self._made
+
+    def _on(self, device: torch.device) -> LazyMask:
+        assert self.seen is not None
+        moved: dict[str, Any] = {
+            n: t.to(device) for n, t in self.seen._asdict().items() if isinstance(t, Tensor)
+        }
+        seen = self.seen._replace(**moved)
+        return LazyMask(seen, lambda: self._make().to(device), tuple(self.shape), self.dtype, device)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.dense().__reduce_ex__(protocol)
+
+    def __repr__(self, **more: Any) -> str:  # type: ignore[override]  # looking at it does not make it
+        return f"LazyMask({self.seen or self._made})"
+
+
+_HANDED_ON = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("alias", "clone", "detach", "_to_copy")
+)
 
 
 class Pattern(NamedTuple):
@@ -76,11 +141,12 @@ def visible(
     mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
     **rest: Any,
-) -> Visible | Tensor | None:
+) -> Tensor | None:
     """transformers' mask interface: makes the ``attention_mask`` that attention functions get.
 
-    None: the layer's own causality is all there is. Visible: as lengths. A tensor: bool [b, 1, s_q, s_kv],
-    True where a row sees a key.
+    A tensor [b, 1, s_q, s_kv]: bool, True where a row sees a key, or floating for families that have eager
+    attention alone; a LazyMask where lengths can express it. None, the layer's own causality, only while a
+    graph is traced: a model that gets None from another (PaliGemma's language model) makes a mask of its own.
     """
     seqlen_q = rest["q_length"] if "q_length" in rest else rest["cache_position"].shape[0]
     pattern = read_pattern(mask_function)
@@ -89,9 +155,12 @@ def visible(
         padding = None if attention_mask is None else _key_padding(attention_mask, kv_length, kv_offset)
         if all(t is None or can_read(t) for t in (padding, pattern.sequences)):
             seen = as_lengths(pattern, padding, seqlen_q, kv_length)
-    if seen is None:
-        skips = dict.fromkeys(("allow_is_causal_skip", "allow_is_bidirectional_skip"), False)
-        mask: Tensor | None = masking_utils.sdpa_mask(
+    added = _adds_its_masks(getattr(rest.get("config"), "model_type", None))
+    skips = dict.fromkeys(("allow_is_causal_skip", "allow_is_bidirectional_skip"), False)
+    make = masking_utils.eager_mask if added else masking_utils.sdpa_mask
+
+    def dense() -> Tensor:
+        mask: Tensor = make(
             kv_length=kv_length,
             kv_offset=kv_offset,
             mask_function=mask_function,
@@ -99,7 +168,32 @@ def visible(
             **{**rest, **skips},
         )
         return mask
-    return None if seen.causal and seen.window is None and seen.cu_seqlens_q is None else seen
+
+    if torch.compiler.is_compiling():
+        plain = seen is not None and seen.causal and seen.window is None and seen.cu_seqlens_q is None
+        return None if plain and not added else dense()
+    if seen is None:
+        return dense()
+    device = rest.get("device", "cpu" if attention_mask is None else attention_mask.device)
+    dtype = rest.get("dtype", torch.float32) if added else torch.bool
+    return LazyMask(seen, dense, (rest["batch_size"], 1, seqlen_q, kv_length), dtype, device)
+
+
+@constant_when_traced
+@lru_cache(maxsize=1024)
+def _adds_its_masks(model_type: str | None) -> bool:
+    """Whether a family's code may compute with masks as eager attention has them.
+
+    It does not support SDPA, so that nothing in it is written for bool ones: DeepSeek-V4 turns floats of its
+    own into the mask's dtype.
+    """
+    from transformers.models.auto import CONFIG_MAPPING, MODEL_MAPPING
+
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_MAPPING:
+        return False
+    models = MODEL_MAPPING[CONFIG_MAPPING[model_type]]
+    models = models if isinstance(models, tuple) else (models,)
+    return not all(getattr(model, "_supports_sdpa", False) for model in models)
 
 
 def _last_row_at_last_key(pattern: Pattern, seqlen_q: int, keys_end: int, rest: dict[str, Any]) -> bool:
@@ -301,6 +395,8 @@ def attention_forward(
     max_length_q: int | None = None,
     max_length_k: int | None = None,
     deterministic: bool | None = None,
+    position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: [b, s_q, h, e] of q [b, h, s_q, d], k [b, g, s_kv, d], v [.., e].
@@ -310,6 +406,8 @@ def attention_forward(
     sliding_window: keys a row sees, itself included; used where the mask has no window of its own.
     s_aux: sinks, one logit per head. cu_seq_lens_*, max_length_*: packed sequences, as
         DataCollatorWithFlattening makes them; a single row of restarting position_ids is packed too.
+    position_bias: broadcasts to [b, h, s_q, s_kv], added to the scores.
+    indices: [b, s_q, n], the keys that a row may see of those that a mask [b, 1, s_q, s_kv] lets it.
 
     Raises InvalidInput naming an argument that it does not know.
     """
@@ -324,14 +422,35 @@ def attention_forward(
     }
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     given = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+    if isinstance(attention_mask, LazyMask):
+        # What is said of pairs of a row and a key does not follow rows that are put in another order.
+        pairs = indices is not None or position_bias is not None
+        seen = None if pairs else attention_mask.seen
+        attention_mask = attention_mask.dense() if seen is None else seen
+    if indices is not None:
+        attention_mask = _of_indices(indices, attention_mask)
+    if position_bias is not None:
+        if any(value is not None for value in given):
+            raise InvalidInput("position_bias", "a tensor", "must be left out beside packed sequences")
+        shared |= {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": position_bias}
+        position_ids = None
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
         _refuse_lengths_beside_a_mask(given)
-        return _masked(q, k, v, attention_mask, shared), None
+        return _masked(q, k, v, attention_mask, shared).contiguous(), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     seen = _visibility(attention_mask, causal, sliding_window, q, k, position_ids, given)
     if seen.packed:
-        return _packed(q, k, v, seen, shared), None
-    return _dense(q, k, v, seen, shared), None
+        return _packed(q, k, v, seen, shared).contiguous(), None
+    return _dense(q, k, v, seen, shared).contiguous(), None  # as transformers' own: models take views of it
+
+
+def _of_indices(indices: Tensor, mask: Tensor | Visible | None) -> Tensor:
+    """A mask [b, 1, s_q, s_kv] that is left to the keys of ``indices``."""
+    if not isinstance(mask, Tensor) or mask.dim() != 4:
+        raise InvalidInput("indices", "a tensor", "must come with an attention_mask [b, 1, s_q, s_kv]")
+    kept = torch.zeros((*indices.shape[:2], mask.shape[-1]), dtype=torch.bool, device=mask.device)
+    kept = kept.scatter(-1, indices.long(), True)[:, None]
+    return mask & kept if mask.dtype == torch.bool else mask.masked_fill(~kept, -torch.inf)
 
 
 def _refuse_unknown(others: dict[str, Any]) -> None:
@@ -364,6 +483,8 @@ def _visibility(
         ):
             _refuse_lengths_beside_a_mask(given)
         return _flattened(pattern, q, k, given)
+    if isinstance(mask, Visible) and not mask.causal and mask.window is None and mask.cu_seqlens_q is None:
+        return mask._replace(seqlen_q=q.shape[1], seqlen_kv=k.shape[1])  # every key, however many there are
     if isinstance(mask, Visible):
         if (mask.seqlen_q, mask.seqlen_kv) != (q.shape[1], k.shape[1]):
             raise InvalidInput(
@@ -447,6 +568,8 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, shared: dict[str, Any
     mask = mask[..., : k.shape[1]]
     if mask.dtype == torch.bool:
         return _attend(q, k, v, attn_mask_type="arbitrary", attention_mask=~mask, **shared)
+    if "core_attention_bias" in shared:
+        mask = shared["core_attention_bias"] + mask
     shared |= {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": mask}
     return _attend(q, k, v, **shared)
 

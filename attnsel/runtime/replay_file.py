@@ -24,6 +24,7 @@ MOST_VALUES = 1 << 16  # of lengths and pages that are kept
 
 Text = Annotated[str, AfterValidator(printable)]
 Extent = Annotated[int, Field(ge=0, le=MOST)]
+Number = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 
 
 class TensorRecord(FrozenModel):
@@ -43,11 +44,11 @@ class TensorRecord(FrozenModel):
         default=0, description="elements from the first 64-byte line that any view of this memory uses"
     )
     requires_grad: bool = False
-    values: tuple[int, ...] | None = Field(
+    values: tuple[Number, ...] | None = Field(
         default=None, max_length=MOST_VALUES, description="of lengths, pages and seeds, in order"
     )
     hidden: float | None = Field(default=None, ge=0, le=1, description="the part of a mask that is True")
-    lengths: tuple[int, ...] | None = Field(
+    lengths: tuple[Number, ...] | None = Field(
         default=None, max_length=MOST_VALUES, description="of a padding mask: real rows of each sequence"
     )
 
@@ -74,8 +75,8 @@ class Happened(FrozenModel):
 class Generator(FrozenModel):
     """PyTorch's generator of the call's device before the call ran again: dropout draws from it."""
 
-    initial_seed: int = 0
-    state: tuple[int, ...] = Field(
+    initial_seed: int = Field(default=0, ge=-(1 << 63), lt=1 << 64)
+    state: tuple[Annotated[int, Field(ge=0, le=255)], ...] = Field(
         default=(), max_length=64, description="bytes of torch.cuda.get_rng_state(); a CPU's is too long"
     )
 

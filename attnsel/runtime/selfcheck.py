@@ -11,9 +11,10 @@ decode loop whose keys grow by one would otherwise check at every step.
 
 What it leaves alone: PyTorch's random generators, gradients and saved tensors of the caller; a CUDA graph
 under capture (it cannot read results there: such a call runs, and is checked when it next comes outside a
-capture). Traced graphs hold PyTorch's own kernels only; others go through an operator that comes here when
-it runs. What cannot be compared: dropout of kernels that keep other entries, so they are checked without;
-max_logit, which depends on all rows; numbers that are not finite where the reference's are not.
+capture). Inputs that a kernel wrote to are put back, and it is found to be wrong. Traced graphs hold
+PyTorch's own kernels only; others go through an operator that comes here when it runs. What cannot be
+compared: dropout of kernels that keep other entries, so they are checked without; max_logit, which depends on
+all rows; numbers that are not finite where the reference's are not.
 """
 
 from __future__ import annotations
@@ -302,9 +303,15 @@ def _require_close(
     if not pieces or not _comparable(inputs):
         return False
     into = _OutputGradient(spec, pieces, inputs, inputs.v.shape[-1])
-    # Inner hooks win: those of checkpointing or offloading, around us, see none of our tensors.
-    with torch.autograd.graph.saved_tensors_hooks(_unwrapped, _unwrapped):
-        actual = numbers(into)
+    before = {name: t.detach().clone() for name, t in inputs._asdict().items() if isinstance(t, Tensor)}
+    try:
+        # Inner hooks win: those of checkpointing or offloading, around us, see none of our tensors.
+        with torch.autograd.graph.saved_tensors_hooks(_unwrapped, _unwrapped):
+            actual = numbers(into)
+    finally:
+        written = _put_back(inputs, before)
+    if written:
+        raise WrongNumbers(f"it changes its inputs: {', '.join(written)}")
     unit = reference.unit_of(inputs.q)
     douts = [part.to(inputs.q.device) for part in into.parts] if need_grad else None
     with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
@@ -319,6 +326,19 @@ def _require_close(
             if not found or found[0].ratio <= 1.0:
                 return True
     raise WrongNumbers(_words(found, p))
+
+
+def _put_back(inputs: Inputs, before: dict[str, Tensor]) -> list[str]:
+    """The inputs that a kernel wrote to; they are as before again, for the reference and the next kernel."""
+    written = []
+    for name, kept in before.items():
+        t = getattr(inputs, name).detach()
+        same = (t == kept) | ((t != t) & (kept != kept))
+        if not bool(same.all()):
+            written.append(name)
+            with torch.no_grad():
+                t.copy_(kept)
+    return written
 
 
 def _unwrapped(t: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ For callers that merge partial results (context parallelism) or differentiate th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attnsel.backends import checks as alignment
-from attnsel.backends.checks import Five, added, check_gradients, with_lse_gradient
+from attnsel.backends.checks import Five, added, check_gradients, sum_is_lost, with_lse_gradient
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.sdpa.guards import check_call
 from attnsel.backends.sdpa.masks import alone, fold, without_padding
@@ -35,6 +35,7 @@ from attnsel.backends.sdpa.ops import (
     shielded_math_op,
 )
 from attnsel.backends.sdpa.plan import MaskPlan, Traits, plan_mask
+from attnsel.backends.tiled import kernel as tiled
 from attnsel.backends.tiled.tiles import four_dims
 
 
@@ -87,6 +88,11 @@ def backward(
         raise ValueError("the forward gave no lse: it needs need_lse or need_grad")
     check_call(traits, spec, inputs)
     check_gradients(spec, inputs, result, dout, dlse)
+    if traits is FLASH_CPU and inputs.bias is not None and dlse is None and sum_is_lost(result.lse):
+        # See _by_math_where_lost. Here autograd may be off, in an operator's backward, and math needs it.
+        again = tiled.forward(replace(spec, need_grad=True), inputs)
+        if torch.allclose(again.out.float(), result.out.float(), rtol=0.05, atol=0.05):  # no merged ones
+            return tiled.backward(spec, inputs, again, dout)
     rng = result.saved
     if not rng and traits.device == "cuda":
         if spec.dropout_p:
@@ -212,9 +218,35 @@ def bind(kernel: str, spec: Spec, inputs: Inputs) -> Callable[..., Tensor]:
     if plan.shape is None and not plan.q_lengths and not plan.same_lengths:
         return _no_mask_call(raw)
     one = alone(traits, plan, inputs)
-    if one:
-        return _mask_call_of_one(one, plan, raw)
-    return _mask_call(traits, spec, plan, raw, inputs)
+    call = _mask_call_of_one(one, plan, raw) if one else _mask_call(traits, spec, plan, raw, inputs)
+    if _may_lose_the_sum(traits, spec, inputs):
+        return _by_math_where_lost(call, bind("sdpa.math", spec, inputs))
+    return call
+
+
+class _SumIsLost(Exception):
+    """See _by_math_where_lost."""
+
+
+def _may_lose_the_sum(traits: Traits, spec: Spec, inputs: Inputs) -> bool:
+    return traits is FLASH_CPU and spec.need_grad and inputs.bias is not None
+
+
+def _by_math_where_lost(flash: Callable[..., Tensor], math: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``flash``, and ``math`` where flash would give wrong gradients: rows hidden by a large finite number.
+
+    Flash's backward takes exp(score - lse). Beside scores of finfo.min or -1e9 the logarithm of the sum is
+    rounded away in lse = peak + log(sum), and every hidden key counts 1 and not 1/n. Math keeps the
+    probabilities themselves. (Source: seen with torch 2.13 on a CPU, in F.sdpa too.)
+    """
+
+    def call(*given: Any, **named: Any) -> Tensor:
+        try:
+            return flash(*given, **named)
+        except _SumIsLost:
+            return math(*given, **named)
+
+    return call
 
 
 def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable[..., Tensor]:
@@ -223,7 +255,15 @@ def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable
     factor, scale = above_zero(traits, spec.softmax_scale)
     is_causal, want_lse = plan.is_causal, spec.need_grad
 
-    if traits is FLASH_CPU:
+    if _may_lose_the_sum(traits, spec, inputs):
+
+        def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+            out, lse = op(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
+            if sum_is_lost(lse):
+                raise _SumIsLost
+            return out
+
+    elif traits is FLASH_CPU:
 
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
             return op(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[0]

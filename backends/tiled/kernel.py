@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import check_gradients
+from attnsel.backends.checks import check_gradients, sum_is_lost
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.tiled.tiles import (
     NEG_INF,
@@ -44,7 +45,8 @@ def forward(spec: Spec, inputs: Inputs, *, blocks: Blocks | None = None) -> Resu
     ``out`` has q's dtype and memory order, ``[b, h, s_q, e]`` (packed ``[t_q, h, e]``). ``lse`` is always
     given; it and ``max_logit`` are float32, float64 for float64 inputs. Rows that see no key give 0 and an
     LSE of -inf, with sinks the sink's logit; padded rows, and packed rows of no sequence, 0 and -inf.
-    Nothing is saved for the backward but ``out`` and ``lse``.
+    Saved for the backward, beside ``out`` and ``lse``, is what rounding took from lse: beside scores of -1e9
+    that is all that it says of the sum.
 
     Raises ValueError for head counts that do not divide, an unknown softmax_type, a missing tensor that the
     spec calls for, or cu_seqlens that reach outside the packed tensors.
@@ -59,31 +61,39 @@ def forward(spec: Spec, inputs: Inputs, *, blocks: Blocks | None = None) -> Resu
         if spec.return_max_logit:
             max_logit = torch.full((h,), NEG_INF, dtype=a, device=q.device)
         if not spec.packed:
-            lse = torch.empty(q.shape[:3], dtype=a, device=q.device)
-            _forward(dense_problem(spec, inputs), blocks, out, lse, max_logit)
-            return Result(out, lse, max_logit)
-        out.zero_()
-        lse = torch.full((h, q.shape[0]), NEG_INF, dtype=a, device=q.device)
-        for sequence, dense in packed_problems(spec, inputs):
-            _forward(dense, blocks, sequence.of_q(out), sequence.of_lse(lse), max_logit)
-        return Result(out, lse, max_logit)
+            lse, low = torch.empty((2, *q.shape[:3]), dtype=a, device=q.device)
+            _forward(dense_problem(spec, inputs), blocks, out, (lse, low), max_logit)
+        else:
+            out.zero_()
+            lse = torch.full((h, q.shape[0]), NEG_INF, dtype=a, device=q.device)
+            low = torch.zeros_like(lse)
+            for sequence, dense in packed_problems(spec, inputs):
+                of_both = sequence.of_lse(lse), sequence.of_lse(low)
+                _forward(dense, blocks, sequence.of_q(out), of_both, max_logit)
+        return Result(out, lse, max_logit, (low,) if spec.need_grad and inputs.bias is not None else ())
 
 
-def _forward(dense: Dense, blocks: Blocks | None, out: Tensor, lse: Tensor, max_logit: Tensor | None) -> None:
-    """Fill ``out`` [b, h, s_q, e] and ``lse`` [b, h, s_q], raise ``max_logit`` [h]."""
+def _forward(
+    dense: Dense, blocks: Blocks | None, out: Tensor, lse: tuple[Tensor, Tensor], max_logit: Tensor | None
+) -> None:
+    """Fill ``out`` [b, h, s_q, e] and ``lse`` [b, h, s_q] with its rounding, raise ``max_logit`` [h]."""
     q, blocks = dense.q, blocks or choose_blocks(dense)
     for chunk in chunks(dense, blocks):
         n, h = slice(chunk.n.start, chunk.n.stop), slice(chunk.h.start, chunk.h.stop)
         for rows in split(q.shape[2], blocks.q):
-            block, block_lse, largest = _row_block(dense, chunk, rows, blocks)
+            block, *both, largest = _row_block(dense, chunk, rows, blocks)
             out[n, h, rows.start : rows.stop] = block.flatten(1, 2)
-            lse[n, h, rows.start : rows.stop] = block_lse.flatten(1, 2)
+            for whole, part in zip(lse, both, strict=True):
+                whole[n, h, rows.start : rows.stop] = part.flatten(1, 2)
             if max_logit is not None:
                 max_logit[h] = torch.maximum(max_logit[h], largest.amax((0, 3, 4)).flatten())
 
 
-def _row_block(dense: Dense, chunk: Chunk, rows: range, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
-    """Out ``[n, g, r, q, e]``, LSE ``[n, g, r, q]`` and largest score ``[n, g, r, q, 1]`` of a row block."""
+def _row_block(
+    dense: Dense, chunk: Chunk, rows: range, blocks: Blocks
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of a row block: out ``[n, g, r, q, e]``, LSE ``[n, g, r, q]``, what rounding took from it, and the
+    largest score ``[n, g, r, q, 1]``."""
     padded = row_padding(dense, chunk, rows)
     q = load_rows(dense.q, dense, chunk, rows, padded) * dense.spec.softmax_scale
     per_row = (*q.shape[:-1], 1)
@@ -113,8 +123,10 @@ def _row_block(dense: Dense, chunk: Chunk, rows: range, blocks: Blocks) -> tuple
     dead = peak == NEG_INF
     if padded is not None:
         dead = dead | padded
-    lse = (peak + total.log()).masked_fill(dead, NEG_INF)
-    return acc.div_(total).masked_fill_(dead, 0.0), lse.squeeze(-1), largest
+    lse = peak + total.log()
+    low = (total.log() - (lse - peak)).masked_fill(dead, 0.0)
+    lse = lse.masked_fill(dead, NEG_INF)
+    return acc.div_(total).masked_fill_(dead, 0.0), lse.squeeze(-1), low.squeeze(-1), largest
 
 
 # ---- Backward: the scores are computed again from q, k and the LSE, tile by tile -----------------------
@@ -127,6 +139,7 @@ class _Given(NamedTuple):
     lse: Tensor
     dout: Tensor
     dlse: Tensor | None
+    low: Tensor | None  # what rounding took from lse
 
 
 class _Wanted(NamedTuple):
@@ -169,7 +182,12 @@ def backward(
             dbias = torch.zeros(bias.shape, dtype=a, device=device)
         if spec.softmax_type == "learnable":
             dsinks = torch.zeros(q.shape[1], dtype=a, device=device)
-        given = _Given(result.out, result.lse, dout, dlse)
+        low = result.saved[0] if result.saved else None
+        if low is None and bias is not None and sum_is_lost(result.lse):
+            again = forward(replace(spec, need_grad=True), inputs, blocks=blocks)
+            if again.lse is not None and torch.allclose(again.lse, result.lse, rtol=1e-6):  # not merged ones
+                low = again.saved[0] + (again.lse - result.lse).nan_to_num_(0.0)
+        given = _Given(result.out, result.lse, dout, dlse, low)
         wanted = _Wanted(dq, dk, dv, None if dbias is None else four_dims(dbias), dsinks)
         if not spec.packed:
             _backward(dense_problem(spec, inputs), blocks, given, wanted)
@@ -188,8 +206,8 @@ def backward(
 
 
 def _given_of(s: Sequence, given: _Given) -> _Given:
-    dlse = None if given.dlse is None else s.of_lse(given.dlse)
-    return _Given(s.of_q(given.out), s.of_lse(given.lse), s.of_q(given.dout), dlse)
+    dlse, low = (None if t is None else s.of_lse(t) for t in (given.dlse, given.low))
+    return _Given(s.of_q(given.out), s.of_lse(given.lse), s.of_q(given.dout), dlse, low)
 
 
 def _wanted_of(s: Sequence, wanted: _Wanted) -> _Wanted:
@@ -221,7 +239,7 @@ class _Rows:
     """A row block's own tensors ``[n, g, r, q, .]``, zero in rows that pass nothing back."""
 
     def __init__(self, dense: Dense, chunk: Chunk, rows: range, given: _Given) -> None:
-        out, lse, dout, dlse = given
+        out, lse, dout, dlse, low = given
         self.dense, self.chunk, self.rows = dense, chunk, rows
         row_lse = pick(lse[:, :, rows.start : rows.stop, None], chunk).to(dense.a)
         dead, padded = row_lse == NEG_INF, row_padding(dense, chunk, rows)
@@ -229,6 +247,7 @@ class _Rows:
             dead = dead | padded
         # exp(score - inf) is 0 for every score, -inf included.
         self.lse = row_lse.masked_fill(dead, float("inf"))
+        self.low = None if low is None else pick(low[:, :, rows.start : rows.stop, None], chunk)
         self.q = load_rows(dense.q, dense, chunk, rows, dead) * dense.spec.softmax_scale
         self.dout = load_rows(dout, dense, chunk, rows, dead)
         # What softmax's derivative takes off each dp; a gradient into the LSE enters at the same place.
@@ -248,7 +267,8 @@ class _Rows:
         dense, chunk, rows = self.dense, self.chunk, self.rows
         k, v = load_kv(dense.k, dense, chunk, cols), load_kv(dense.v, dense, chunk, cols)
         x, tanh = scores(dense, chunk, rows, cols, self.q, k)
-        p = x.sub_(self.lse).exp_()
+        x.sub_(self.lse)
+        p = (x if self.low is None else x.sub_(self.low)).exp_()
         dp = times_keys(self.dout, v.transpose(-1, -2))
         kept = dropout_factor(dense, chunk, rows, cols)
         if kept is None:

@@ -33,6 +33,7 @@ NAMED = {
     "test_gate.py": "test_compiles_into_tensor_core_code_that_fits_and_spills_nothing test_faults_in_words "
     "test_launches_carry_exactly_the_arguments_of_their_kernels",
     "test_grid.py": "test_every_two_features_stand_together_in_a_case_of_few",
+    "test_hidden_rows.py": "test_they_are_those_of_math test_compiled_calls_have_them_too",
     "test_instructions.py": "test_integers test_floats test_shuffles",
     "test_kernels.py": "test_decode_over_pages",
     "test_loops.py": "test_heads_are_shared_where_the_grid_leaves_processors_idle",
@@ -41,6 +42,8 @@ NAMED = {
     "test_planted.py": "test_what_is_planted_instead_of_a_statement",
     "test_ptx_launch.py": "test_arguments_are_the_parameters_of_turings_ptx",
     "test_tensor_copies.py": "test_a_tile_arrives_as_it_is_described",
+    "test_transformers_families.py": "test_a_mask_that_is_looked_at_is_the_one_that_was_seen "
+    "test_scores_and_keys_that_a_model_adds test_a_family_agrees_with_its_eager_code",
 }
 
 

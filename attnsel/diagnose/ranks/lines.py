@@ -64,6 +64,9 @@ def find_sources(given: Sequence[str], skip: Skip) -> list[Source]:
     return list(sources.values())
 
 
+MOST_DEPTH = 64  # of folders in folders: torchrun and launchers make four
+
+
 def _paths(given: Sequence[str], skip: Skip) -> Iterator[tuple[str, str]]:
     """Each with what it is called: in a folder by its way from there."""
     for one in given:
@@ -71,6 +74,9 @@ def _paths(given: Sequence[str], skip: Skip) -> Iterator[tuple[str, str]]:
             refused: list[OSError] = []
             for here, folders, files in os.walk(one, onerror=refused.append):
                 folders.sort()
+                if os.path.relpath(here, one).count(os.sep) >= MOST_DEPTH and folders:
+                    skip(f"deeper than {MOST_DEPTH} folders", os.path.relpath(here, one))
+                    folders.clear()
                 links = [name for name in folders if os.path.islink(os.path.join(here, name))]
                 for name in sorted((*files, *links)):
                     path = os.path.join(here, name)

@@ -217,9 +217,9 @@ def find_cudnn(wanted: str | None) -> str:
             "platform", f"libcudnn can be asked on Linux only, not on {platform.system()}; {_STILL}"
         )
     if wanted is not None:
-        path = Path(wanted).expanduser()
+        path = Path(os.path.expanduser(wanted))
         for place in (path, path / LIBCUDNN, path / "lib" / LIBCUDNN, path / "nvidia/cudnn/lib" / LIBCUDNN):
-            if place.is_file():
+            if os.path.isfile(place):  # False too where the name is longer than a name can be
                 return str(place.resolve())
         raise Missing("cudnn", f"there is no {LIBCUDNN} at {wanted}; {_STILL}")
     return next(_installed("nvidia/cudnn/lib", LIBCUDNN), LIBCUDNN)

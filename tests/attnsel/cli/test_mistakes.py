@@ -177,6 +177,14 @@ def test_files(refused, written, tmp_path, monkeypatch, flag, made, said):
     assert callable(made) or f"{path}: " in told
 
 
+def test_what_the_system_refuses_is_no_traceback(run, tmp_path):
+    code, out, _ = run(["explain", "--gpu", "H100", "--ask-library", "--cudnn-lib", "1" * 400])
+    assert (code, "libcudnn" in out) == (0, True)
+    os.makedirs(tmp_path.joinpath(*"d" * 80))
+    code, _, err = run(["report", str(tmp_path)])
+    assert (code, "deeper than 64 folders" in err) == (3, True)
+
+
 def test_standard_input_is_a_file_too(refused):
     assert "is nested too deeply" in refused(["explain", "--gpu", "H100", "--params", "-"], DEEP)
 

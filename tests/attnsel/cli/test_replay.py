@@ -277,6 +277,9 @@ def refused_in_one_line(told: tuple[int, str, str], said: str) -> None:
     assert said in err
 
 
+LENGTHS = {"name": "cu_seqlens_q", "shape": [1], "stride": [1], "dtype": "int32", "storage": 0}
+
+
 @each(
     ("change", "said"),
     [
@@ -284,6 +287,9 @@ def refused_in_one_line(told: tuple[int, str, str], said: str) -> None:
         ({"tensors": []}, "must begin with q, k and v"),
         ({"config": '{"qkv_format": "x"}'}, "is no call's"),
         ({"new": 1}, "there is no such field"),
+        ({"generator": {"initial_seed": -(2**70)}}, "initial_seed"),
+        ({"generator": {"state": [256]}}, "state"),
+        ({"tensors": [{**LENGTHS, "values": [-(2**70)]}]}, "values"),
     ],
 )
 def test_a_file_that_is_none_of_ours_is_one_line(

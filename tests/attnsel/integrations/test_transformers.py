@@ -165,7 +165,7 @@ def test_what_a_layer_gets_as_its_mask(hf, monkeypatch):
     seen = []
 
     def spy(module, query, key, value, attention_mask, **kwargs):
-        seen.append(attention_mask)
+        seen.append(attention_mask.seen)
         return attention_forward(module, query, key, value, attention_mask, **kwargs)
 
     def of(name, **inputs):
@@ -175,17 +175,17 @@ def test_what_a_layer_gets_as_its_mask(hf, monkeypatch):
         return list(seen)
 
     monkeypatch.setitem(AttentionInterface._global_mapping, "attnsel", spy)
+    plain = Visible(True, None, LENGTH, LENGTH)
     for kind in ("none", "full"):
         for use_cache in (False, True):
-            assert of("Llama", attention_mask=padded(kind), use_cache=use_cache) == [None, None]
+            assert of("Llama", attention_mask=padded(kind), use_cache=use_cache) == [plain, plain]
     for kind in ("right", "left"):
         for mask in of("Gemma2", attention_mask=padded(kind)):
-            assert isinstance(mask, Visible)
             assert mask.cu_seqlens_q.tolist() == mask.cu_seqlens_kv.tolist()
             assert sorted(mask.cu_seqlens_q.diff().tolist()) == [7, 10, 12]
             assert (mask.order_kv is None) == (kind == "right")
     window, whole = of("Gemma2")
-    assert (window.window, whole) == ((WINDOW - 1, -1), None)
+    assert (window.window, whole) == ((WINDOW - 1, -1), plain)
 
 
 # ---- the attention function ------------------------------------------------------------------------------
