@@ -78,7 +78,7 @@ _MESSAGES = (
     Message(
         # What its log names first is the condition; the lines below it only repeat that some call failed.
         "; Reason: ",
-        r"CUDNN_STATUS_\w{3,40}; Reason: (?P<reason>(?![\w>-]{1,80}\([^)\n]{0,80}\)\s*(?:\n|$)|\(CUDNN)"
+        r"CUDNN_STATUS_\w{3,40}; Reason: (?P<reason>(?![\w.>-]{1,80}\([^\n]{0,160}\)\s*(?:\n|$)|\(CUDNN)"
         r"[^\n]{8,200})",
         kind="refusal",
         candidates=("sdpa.cudnn", "cudnn"),

@@ -112,6 +112,7 @@ _MESSAGES = (
         "flash_attn",
         "installing",
         WHEEL=WHEEL,
+        REBUILD=REBUILD,
     ),
     *declared("flash_attn", "package and FlashAttention 4", REBUILD=REBUILD, OTHER_KERNEL=OTHER_KERNEL),
 )
@@ -127,6 +128,7 @@ _FLASH_ATTN = FirstOf(
 # _check_capability.
 
 _NO_CODE = (
+    *declared("flash_attn", "CUDA"),
     error(
         ("no kernel image is available for execution on the device", "cudaErrorNoKernelImageForDevice"),
         variants=(

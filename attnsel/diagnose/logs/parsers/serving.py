@@ -120,7 +120,16 @@ def _kernel_name(match: re.Match[str]) -> Facts:
     return {"params": params, "text": match["uri"].replace("_", " ")}
 
 
-_FLASHINFER_MESSAGES = declared("serving", "FlashInfer", {"kernel_name": _kernel_name})
+def _mma_tiles(match: re.Match[str]) -> Facts:
+    """Head dimensions, in tiles of 16."""
+    dims = [16 * int(match[name]) for name in ("qk", "vo")]
+    params = {"head_dim_qk": dims[0], "head_dim_v": dims[1], "is_training": False}
+    return {"params": params, "head_dims": "/".join(map(str, dims))}
+
+
+_FLASHINFER_MESSAGES = declared(
+    "serving", "FlashInfer", {"kernel_name": _kernel_name, "mma_tiles": _mma_tiles}
+)
 
 
 LIBRARIES = (

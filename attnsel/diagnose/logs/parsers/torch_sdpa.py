@@ -76,6 +76,13 @@ def _broadcast(match: re.Match[str]) -> Facts | None:
             "fix": f"F.scaled_dot_product_attention(…, enable_gqa=True) (torch 2.5 and newer), or k and v "
             f"with repeat_interleave({a // b}, dim=1) before",
         }
+    if dim == 1 and a and b > a and b % a == 0:
+        return {
+            "params": {"num_heads": a},
+            "known": f"q has {a} heads and k {b}: k and v were repeated for more heads than q has",
+            "fix": "k and v with the heads of q: no repeat_kv where they have all heads already (MLA); "
+            "in a configuration num_key_value_heads that fits num_attention_heads",
+        }
     where = {0: "batches", 1: "heads", 2: "queries", 3: "keys"}.get(dim)
     if where is None:
         return None
