@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from attnsel.diagnose.logs.message import (
+    NEAR,
     Finding,
     Library,
     LoggedCall,
@@ -27,8 +28,8 @@ from attnsel.diagnose.logs.reader import Entry, entries
 _MOST = 2000  # different calls; what is beyond is counted
 _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
-_NEAR = 150  # lines between a frame of attention and the error that ends its traceback
-_BEFORE = 12  # the same where people paste the error first
+_BEFORE = 12  # lines between an error and a frame of attention where people paste the error first
+ANY = "attention"  # the library of errors that are told only where no other is known
 
 
 class Gathered(NamedTuple):
@@ -46,7 +47,7 @@ class _Stream:
     def __init__(self) -> None:
         self.open: dict[str, list[Finding]] = {}
         self.last: _Key | None = None
-        self.frame = -_NEAR  # line of the last frame of attention in a traceback
+        self.frames: dict[str, int] = {}  # by library, line of the last frame of attention in a traceback
         self.waiting: list[tuple[Entry, Finding]] = []  # errors that count if a frame follows soon
 
 
@@ -61,6 +62,7 @@ class Calls:
         self._counts: dict[str, tuple[_Key, list[int], list[str], list[int]]] = {}
         self._machine: dict[str, Finding] = {}
         self._left_out = 0
+        self._others: list[tuple[Finding, Entry]] = []
 
     def add(self, entry: Entry, findings: Iterable[Finding]) -> None:
         """What one entry says."""
@@ -70,13 +72,16 @@ class Calls:
                 if len(self._machine) < _MOST_IN_CALL:
                     self._machine.setdefault(_identity(finding), finding)
             elif finding.kind == "frame":
-                stream.frame = entry.number
-                late, stream.waiting = stream.waiting, []
+                stream.frames[finding.library] = entry.number
+                late = [(there, told) for there, told in stream.waiting if told.library == finding.library]
+                stream.waiting = [one for one in stream.waiting if one not in late]
                 for there, told in late:
-                    if entry.number - there.number <= _BEFORE:
-                        self.add(there, (told._replace(near=False),))
-            elif finding.near and entry.number - stream.frame >= _NEAR:
+                    if entry.number - there.number <= min(_BEFORE, told.near):
+                        self.add(there, (told._replace(near=0),))
+            elif finding.near and entry.number - stream.frames.get(finding.library, -NEAR) >= finding.near:
                 stream.waiting = [*stream.waiting, (entry, finding)][-_SHOWN:]
+            elif finding.library == ANY:
+                self._others = [*self._others, (finding, entry)][-1:]
             elif finding.kind in ("chosen", "error"):
                 self._end(stream, finding, entry)
             elif finding.kind == "note" and not stream.open:
@@ -91,6 +96,9 @@ class Calls:
                 self._count(tuple(findings), Entry(0, name, ""))
             stream.open.clear()
         self._drop_told_twice()
+        if not any(f.kind in ("error", "refusal") for counted in self._counts.values() for f in counted[0]):
+            for finding, entry in self._others:
+                self._count((finding,), entry)
         calls = [
             LoggedCall(findings, count[0], tuple(line for line in lines if line), tuple(streams))
             for findings, count, streams, lines in self._counts.values()

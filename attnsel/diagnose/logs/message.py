@@ -58,7 +58,8 @@ class Finding(NamedTuple):
     ``codes``: rules that are the cause. ``known``: the cause in a sentence, where no rule computes it, and
     ``link``, where that is written. ``fix``: what to change, in that library's own API. ``unread``: what
     stands there and attnsel has no field for. ``source``: where the message is written: file and releases.
-    ``near``: an error of many causes (memory, a failed launch), which counts only below a frame of attention.
+    ``near``: an error of many causes (memory, a failed launch), which counts only below a frame of attention of
+    the same library, and no more lines below it.
     ``variants``: causes of which the rest of the log decides (attnsel/diagnose/logs/message.py).
     """
 
@@ -75,7 +76,7 @@ class Finding(NamedTuple):
     fix: str = ""
     unread: tuple[str, ...] = ()
     source: str = ""
-    near: bool = False
+    near: int = 0
     variants: tuple[Any, ...] = ()
 
 
@@ -171,6 +172,7 @@ WORDS = (
 """What most messages have one of. A line with none of these, in any case, and with none of the quick texts
 that have none of them either, is passed over unread."""
 
+NEAR = 150  # lines between a frame of attention and the error that ends its traceback
 _LONGEST_SHOWN = 300
 _LONGEST_WORD = 400
 
@@ -208,7 +210,7 @@ class Message:
     fix: str | tuple[str, ...] = ()
     variants: tuple[Variant, ...] = ()
     source: str = ""
-    near: bool = False
+    near: int = 0
     quicks: tuple[str, ...] = field(init=False)
     _compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
@@ -298,7 +300,7 @@ def declared(
             link=row["issue"],
             fix=text(row, "fix"),
             source=row["source"],
-            near=bool(row["near"]),
+            near=NEAR if row["near"] == "yes" else int(row["near"] or 0),
         )
         for row in read_rows("attnsel.diagnose.logs", module)
         if row["part"] == part

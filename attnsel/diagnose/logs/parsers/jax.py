@@ -7,4 +7,7 @@ from __future__ import annotations
 
 from attnsel.diagnose.logs.message import FirstOf, declared
 
-LIBRARIES = (FirstOf("JAX", "refusals of implementation='cudnn'", declared("jax", "JAX"), ("cudnn",)),)
+LIBRARIES = (
+    FirstOf("JAX", "refusals of implementation='cudnn'", declared("jax", "JAX"), ("cudnn",)),
+    FirstOf("attention", "", declared("serving", "attention")),  # last: what nobody else knows
+)

@@ -69,10 +69,11 @@ def test_a_refusal_without_kernels_is_about_those_before_it() -> None:
 
 
 def test_what_has_many_causes_counts_near_a_frame_alone() -> None:
-    near = {"b": {"near": True}}
     for distance, calls in ((1, 1), (149, 1), (150, 0), (151, 0)):
-        assert len(gathered((7, "@a"), (7 + distance, "!b=k"), **near).calls) == calls, distance
-    assert len(gathered((7, "@a", "r0"), (8, "!b=k", "r1"), **near).calls) == 0
+        found = gathered((7, "@b"), (7 + distance, "!b=k"), b={"near": 150})
+        assert len(found.calls) == calls, distance
+    for frame in ((7, "@b", "r0"), (7, "@by")):  # of another stream, of another library
+        assert not gathered(frame, (8, "!b=k"), b={"near": 150}).calls
 
 
 def test_facts_tell_calls_apart_and_the_last_said_wins() -> None:
