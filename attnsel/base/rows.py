@@ -11,10 +11,12 @@ import pkgutil
 
 
 def read_rows(package: str, name: str, folder: str = "") -> list[dict[str, str]]:
-    """The rows of ``data/NAME.csv`` in a package, by column; a cell with nothing in it is "".
+    """The rows of ``data/NAME.csv`` in a package, by column; a cell with nothing in it is "", and so are
+    those that are left out at the end of a row.
 
     The package is imported, and none that lies in a ``folder/`` of it.
     """
     content = pkgutil.get_data(package, f"{folder}data/{name}.csv")
     assert content is not None, f"{package} is not read from files"
-    return list(csv.DictReader(line for line in content.decode().splitlines() if line[:1] not in ("", "#")))
+    lines = (line for line in content.decode().splitlines() if line[:1] not in ("", "#"))
+    return list(csv.DictReader(lines, restval=""))

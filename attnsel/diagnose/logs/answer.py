@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
 from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.decision import DEFAULT_POLICY, Selection, select
-from attnsel.diagnose.logs.calls import Gathered
-from attnsel.diagnose.logs.message import NOTHING, Finding, Library, LoggedCall
-from attnsel.diagnose.logs.parsers import libraries
+from attnsel.diagnose.logs.calls import Gathered, LoggedCall
+from attnsel.diagnose.logs.message import NOTHING, Finding
+from attnsel.diagnose.logs.parsers import Library, libraries
 from attnsel.diagnose.scrub import scrub
 from attnsel.dispatchers import Dispatch, dispatched_by
 from attnsel.environment import COMPONENTS, Environment

@@ -1,4 +1,4 @@
-"""Which findings belong to one call, and how often that call is in the log.
+"""Which findings belong to one call, how often that call is in the log, and what its messages mean there.
 
 Findings come in the order of the log. Each stream (rank, container) is followed on its own, where lines name
 it. Where they do not, ranks that say the same at the same time come out as one call with a count: a message
@@ -7,29 +7,85 @@ that an open call has already, and an end that the last call had too, are taken 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from attnsel.diagnose.logs.message import (
-    NEAR,
-    Finding,
-    Library,
-    LoggedCall,
-    Message,
-    More,
-    gate,
-    resolve_ambiguous,
-    shape_of,
-)
-from attnsel.diagnose.logs.parsers import libraries
+from attnsel.diagnose.logs.message import Finding, Message, More
+from attnsel.diagnose.logs.parsers import Library, gate, libraries, shape_of
 from attnsel.diagnose.logs.reader import Entry, entries
+from attnsel.environment import COMPONENTS, describe_device
+from attnsel.environment.versions import Version
+from attnsel.errors import InvalidInput
+
+SEEN = "seen"
+"""The library of findings that only say whose code a log shows; ``text`` is its name."""
 
 _MOST = 2000  # different calls; what is beyond is counted
 _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
 _BEFORE = 12  # lines between an error and a frame of attention where people paste the error first
+_NONE = -1000  # the line of a frame that is not there
 ANY = "attention"  # the library of errors that are told only where no other is known
+
+
+class LoggedCall(NamedTuple):
+    """One call of a log, as often as it is in it.
+
+    ``findings``: its messages, each once, in their order. ``lines``: the first few line numbers at which it
+    ends. ``ranks``: the streams (ranks, containers) in which it was seen, as the log names them.
+    """
+
+    findings: tuple[Finding, ...]
+    times: int
+    lines: tuple[int, ...]
+    ranks: tuple[str, ...] = ()
+
+    @property
+    def library(self) -> str:
+        """Whose call it is: the library that was asked first."""
+        return self.findings[0].library
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The stated fields; what is said later wins."""
+        return _merged(finding.params for finding in self.findings)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        return _merged(finding.environment for finding in self.findings)
+
+    @property
+    def supposed(self) -> dict[str, Any]:
+        """What must be so and is not stated; of releases the oldest: each is the newest that says so."""
+        stated = self.params.keys() | self.environment.keys()
+        found: dict[str, Any] = {}
+        for name, value in (item for finding in self.findings for item in finding.supposed.items()):
+            older = name in COMPONENTS and Version.parse(value) < Version.parse(found.get(name, value))
+            if name not in found or older:
+                found[name] = value
+        return {name: value for name, value in found.items() if name not in stated}
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """The candidates that messages refuse."""
+        against = (f for f in self.findings if f.kind in ("refusal", "error"))
+        return tuple(dict.fromkeys(name for finding in against for name in finding.candidates))
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The candidates that the log says were chosen."""
+        return tuple(name for f in self.findings if f.kind == "chosen" for name in f.candidates)
+
+    @property
+    def outcome(self) -> Finding | None:
+        """The message that it ended with."""
+        return next((f for f in reversed(self.findings) if f.kind in ("error", "chosen")), None)
+
+
+def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for part in parts for name, value in part.items()}
 
 
 class Gathered(NamedTuple):
@@ -78,7 +134,7 @@ class Calls:
                 for there, told in late:
                     if entry.number - there.number <= min(_BEFORE, told.near):
                         self.add(there, (told._replace(near=0),))
-            elif finding.near and entry.number - stream.frames.get(finding.library, -NEAR) >= finding.near:
+            elif finding.near and entry.number - stream.frames.get(finding.library, _NONE) >= finding.near:
                 stream.waiting = [*stream.waiting, (entry, finding)][-_SHOWN:]
             elif finding.library == ANY:
                 self._others = [*self._others, (finding, entry)][-1:]
@@ -105,8 +161,9 @@ class Calls:
             if count[0] > 0
         ]
         calls.sort(key=lambda call: (-call.times, call.lines[:1]))
-        told, machine = resolve_ambiguous(calls, self._machine.values())
-        return Gathered(tuple(_one_incident(told)), machine, self._left_out)
+        machine = tuple(self._machine.values())
+        told = tuple(_one_incident(_with_meanings(calls, machine)))
+        return Gathered(told, tuple(one for one in machine if one.library != SEEN), self._left_out)
 
     def _drop_told_twice(self) -> None:
         """An error that stands alone and says nothing, beside a call of its library that did not run: people
@@ -173,6 +230,42 @@ class Calls:
             counted[1][0] -= 1
 
 
+def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Iterator[LoggedCall]:
+    """Calls with one meaning for each message, which the whole log decides: people paste what is installed
+    above or below an error."""
+    told = [*machine, *(finding for call in calls for finding in call.findings)]
+    environment, arch = _merged(finding.environment for finding in told), None
+    missing = environment.get("missing") or ()
+    seen = {finding.text for finding in told if finding.library == SEEN}
+    seen |= {missing} if isinstance(missing, str) else set(missing)
+    with suppress(InvalidInput):
+        arch = describe_device(str(environment["gpu"])).arch if environment.get("gpu") else None
+    torch = str(environment.get("torch") or "")
+    for call in calls:
+        meant = (_meant(finding, arch, torch, seen) for finding in call.findings)
+        if findings := tuple(finding for finding in meant if finding is not None):
+            yield call._replace(findings=findings)
+
+
+def _meant(finding: Finding, arch: int | None, torch: str, seen: set[str]) -> Finding | None:
+    """With the meaning that holds: several joined where the log does not tell them apart, None for none."""
+    holding = [one for one in finding.variants if one.holds(arch, torch, seen)]
+    if not finding.variants or not holding:
+        return None if finding.variants else finding
+    certain = [one for one in holding if one.seen or one.torch or (one.archs and arch is not None)]
+    chosen = certain[:1] or holding
+    # flash-attn's setup.py has one name for each family of Blackwell: 100, 110, 120 (setup.py:74, 2.8.4).
+    build = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"
+    if arch is not None:
+        build = str(arch // 10 * 10)
+    return finding._replace(
+        known="; or ".join(dict.fromkeys(one.known for one in chosen)),
+        fix="; or ".join(dict.fromkeys(one.fix for one in chosen)).replace("{build_arch}", build),
+        codes=tuple(dict.fromkeys(code for one in chosen for code in one.codes)),
+        variants=(),
+    )
+
+
 def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
     """Calls whose messages say one and the same in other words are one: a library and the one below it, or
     both lines of an error."""
@@ -204,21 +297,22 @@ def _identity(finding: Finding) -> str:
 def gather(lines: Iterable[str]) -> Gathered:
     """The calls in a log's lines, which may be any number."""
     known, calls = libraries(), Calls()
+    going_on = [message for library in known for message in library.messages if message.more]
+
+    def more(line: str) -> More:
+        return next((m.more for m in going_on if any(quick in line for quick in m.quicks)), "")
 
     @lru_cache(maxsize=4096)
     def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:
         return tuple((library, among) for library in known if (among := library.likely(shape)))
 
-    def more(line: str) -> More:
-        found = (library.more(line, among) for library, among in likely(shape_of(line)))
-        return next((how for how in found if how), "")
-
     @lru_cache(maxsize=4096)  # ranks and steps print the same thing over and over
     def findings(text: str) -> tuple[Finding, ...]:
         """Of every library; what two of them print is the first one's."""
         found: list[Finding] = []
-        every = likely(shape_of(text))
-        for one in (one for library, among in every for one in library.findings(text, among)):
+        for one in (
+            one for library, among in likely(shape_of(text)) for one in library.findings(text, among)
+        ):
             if not any(one.text in there.text and one.library != there.library for there in found):
                 found.append(one)
         return tuple(found)

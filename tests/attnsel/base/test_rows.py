@@ -7,17 +7,19 @@ import re
 from typing import get_args
 
 from attnsel.base.rows import read_rows
-from attnsel.diagnose.logs.message import Kind
+from attnsel.diagnose.logs.message import Kind, More
 from paths import ROOT
 from tables import each
 
 FILES = sorted(path for room in ("attnsel", "rules", "backends") for path in ROOT.glob(f"{room}/**/*.csv"))
 # Of us, or what we asked ourselves: these have no source.
 OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "shapes", "sentences"} | {
-    *("open_engines", "gpu_spellings"),
+    *("open_engines", "gpu_spellings", "libraries", "machine", "texts"),
 }
 # Columns.
-LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"}  # part, what it does, texts
+LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"} | {  # part, what it does, texts
+    **{"libraries": 3, "texts": 1},
+}
 KEY = LOGS | {
     **dict.fromkeys(
         ("torch_builds", "pypi", "framework_fixes", "features", "meant", "ranges", "said", "lines"), 2
@@ -36,12 +38,15 @@ FORMS = {
     r"\d+( \d+)*\+?|\D.*|": "code",  # architectures; of a fix, lines of Python
     "data center|workstation|GeForce|Jetson|mining|family|"
     "Instinct|Radeon( PRO)?|Ryzen|Arc|Core|Apple|": "kind",
-    "(yes)?": "familiar pypi old_abi near always_right ahead",
+    "(yes)?": "familiar pypi old_abi always_right ahead",
+    r"(yes|\d+)?": "near",
     "(training|inference)?": "mode",
     "|".join(get_args(Kind)): "does",
-    r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes params environment supposed",
+    r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes params environment supposed usual when",
+    "|".join(get_args(More)): "more",
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
-    "replaced_by write why values others opt_in example packages newest released gfx",
+    "replaced_by write why values others opt_in example packages newest released gfx "
+    "text looked_for dispatcher ask",
     ".*": "quick instead",  # it stands so in a log or a name, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }
@@ -56,4 +61,5 @@ def test_rows_are_whole_and_no_two_are_about_the_same(path):
         unlike = [c for c, cell in row.items() if not re.fullmatch(FORM.get(c, r"\S+( +\S+)*"), cell)]
         assert not unlike, row
         assert path.stem in OURS or (row["source"] and datetime.date.fromisoformat(row["read"])), row
-    assert len({tuple(row.values())[: KEY.get(path.stem, 1)] for row in rows}) == len(rows) > 0
+    keys = {(*tuple(row.values())[: KEY.get(path.stem, 1)], row.get("when")) for row in rows}
+    assert len(keys) == len(rows) > 0

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from attnsel.diagnose.logs.message import Finding, FirstOf, Library, More, gate
-from attnsel.diagnose.logs.parsers import libraries
+from attnsel.diagnose.logs.message import Finding, More
+from attnsel.diagnose.logs.parsers import Library, gate, libraries
 from attnsel.diagnose.logs.reader import entries
 from attnsel.rules import find_rule
 from records import Record
@@ -33,7 +33,8 @@ def texts() -> list[list[str]]:
 
 
 def more(line: str) -> More:
-    return next((how for library in libraries() if (how := library.more(line))), "")
+    known = (message for library in libraries() for message in library.messages if message.more)
+    return next((one.more for one in known if any(quick in line for quick in one.quicks)), "")
 
 
 def plain(value: Any) -> Any:
@@ -63,17 +64,17 @@ def answered(log: list[str]) -> str:
 
 
 def declared(library: Library) -> str:
-    facts = {name: value for name, value in vars(library).items() if name != "messages" and value}
-    return "\n".join(
-        [type(library).__name__, *(f"  {name}: {plain(value)}" for name, value in facts.items())]
-    )
+    facts = {name: value for name, value in vars(library).items() if value}
+    kind = {"all": "Library", "first": "FirstOf"}[facts.pop("takes")]
+    del facts["messages"]
+    return "\n".join([kind, *(f"  {name}: {plain(value)}" for name, value in facts.items())])
 
 
 def speaks(library: Library, log: list[str]) -> Iterator[int]:
     """Places in the list of its messages that say something of a text."""
     for entry in entries(log, gate(libraries()), more):
-        found = (n for n, one in enumerate(library.messages) if one.find(library.name, entry.text))
-        yield from [next(found, -1)] if isinstance(library, FirstOf) else found
+        found = (n for n, one in enumerate(library.messages) if one.find(entry.text))
+        yield from [next(found, -1)] if library.takes == "first" else found
 
 
 def test_texts_of_libraries_say_what_is_written_down(record: Record) -> None:
@@ -94,6 +95,7 @@ def test_every_message_can_be_reached_and_names_rules_that_exist() -> None:
         for message in library.messages:
             for quick in message.quicks:
                 assert any(word in quick.lower() for word in words), quick
-            for code in message.codes:
+            for code in (*message.says.codes, *(one for v in message.says.variants for one in v.codes)):
                 find_rule(code)
-            assert message.source or library.source or message.kind == "machine", message.quicks
+            assert message.says.source or message.says.kind == "machine", message.quicks
+            assert message.more in get_args(More), message.more

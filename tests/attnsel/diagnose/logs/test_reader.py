@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnsel.diagnose.logs.calls import gather
-from attnsel.diagnose.logs.message import LoggedCall
+from attnsel.diagnose.logs.calls import LoggedCall, gather
 from attnsel.diagnose.logs.reader import Entry, entries, lines_of, opened
 from attnsel.errors import InvalidInput
 from tables import each
