@@ -284,7 +284,8 @@ def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
 
 def _says_nothing(finding: Finding) -> bool:
     """Whether a message is an error without any cause or fact."""
-    facts = finding.params or finding.candidates or finding.codes or finding.known or finding.variants
+    elsewhere = finding.variants and finding.variants[-1].known  # the meaning where the log decides nothing
+    facts = finding.params or finding.candidates or finding.codes or finding.known or elsewhere
     return finding.kind == "error" and not facts
 
 
