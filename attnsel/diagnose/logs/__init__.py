@@ -1,13 +1,14 @@
 """What a pasted log or error says of attention: the calls in it, their causes and what helps.
 
-============  =======================================================================================
-module        is
-============  =======================================================================================
-``reader``    a file or standard input as entries: lines without what launchers and loggers add
-``message``   what one message says and how it is declared; secrets, which leave a log in no form
-``parsers/``  what is recognised: a ``Message`` for each text of a library
-``calls``     which findings belong to one call, and how often that call is in the log
-``answer``    the question and the machine rebuilt, select() asked, causes and fixes
-``report``    the answer as a document
-============  =======================================================================================
+==============  =====================================================================================
+module          is
+==============  =====================================================================================
+``reader``      a file or standard input as entries: lines without what launchers and loggers add
+``message``     what one message says, and how a row of ``data/`` declares it
+``parsers``     what a row cannot say: the functions that rows name
+``vocabulary``  what is recognised: the libraries with their messages
+``calls``       which findings belong to one call, how often it is in the log, what its messages mean there
+``answer``      the question and the machine rebuilt, select() asked, causes and fixes
+``report``      the answer as a document
+==============  =====================================================================================
 """

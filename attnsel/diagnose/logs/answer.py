@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -12,7 +12,7 @@ from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.decision import DEFAULT_POLICY, Selection, select
 from attnsel.diagnose.logs.calls import Gathered, LoggedCall
 from attnsel.diagnose.logs.message import NOTHING, Finding
-from attnsel.diagnose.logs.parsers import Library, libraries
+from attnsel.diagnose.logs.vocabulary import Library, libraries
 from attnsel.diagnose.scrub import scrub
 from attnsel.dispatchers import Dispatch, dispatched_by
 from attnsel.environment import COMPONENTS, Environment
@@ -61,8 +61,8 @@ class Stated(NamedTuple):
 class Rebuilt(NamedTuple):
     """``described``: whether log or user say anything by which rules could answer. ``stated``: fields,
     ``gpu`` and components that they say, ``meant``: those that a message means without saying them (a Turing
-    card). ``assumed``: in words, what was
-    taken for what nobody says. ``unread``: what the log says and could not be used."""
+    card). ``assumed``: in words, what was taken for what nobody says. ``unread``: what the log says and could
+    not be used."""
 
     params: AttentionParams
     environment: Environment
@@ -96,24 +96,24 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
             if not _same(name, there.setdefault(name, value), value):
                 unread.append(f"{name} = {short(value, str)}: the log says {short(there[name], str)} before")
     supposed = call.supposed
-    logged = {**_of(supposed, COMPONENTS, "gpu", "platform"), **there, **call.environment}
+    meant = {name: value for name, value in supposed.items() if name not in AttentionParams.model_fields}
+    logged = {"gpu": GPU, **meant, **there, **call.environment}
     if "gpu" in there and _same("gpu", there["gpu"], logged["gpu"]):
         logged["gpu"] = there["gpu"]  # the card's name says more than the architecture that a message prints
-    usual = library_of(call).usual
-    fields = {**usual, **_of(supposed, AttentionParams.model_fields), **call.params}
-    env = _environment(logged, stated, unread)
-    p = stated.finish(_params(fields, stated.params, unread))
-    said = {*call.params, *stated.params} & p.model_fields_set
-    described = bool(said) or "gpu" in call.environment
     where = {*there, *call.environment, *stated.machine}
     where |= set() if stated.environment is None else {"gpu", *COMPONENTS}
+    env = stated.environment or _made(_described, logged, stated.machine, unread)
+    fields = {name: value for name, value in supposed.items() if name not in meant}
+    fields = {**library_of(call).usual, **fields, **call.params}
+    p = stated.finish(_made(AttentionParams, fields, stated.params, unread))
+    said = {*call.params, *stated.params} & p.model_fields_set
     return Rebuilt(
         p,
         env,
-        described,
+        bool(said) or "gpu" in call.environment,
         tuple(sorted(said | where)),
         tuple(supposed),
-        tuple(_assumed(p, env, said, where, supposed, stated)),
+        tuple(_assumed(p, env, said | where, supposed)),
         tuple(dict.fromkeys(map(scrub, unread))),
     )
 
@@ -135,61 +135,40 @@ def library_of(call: LoggedCall) -> Library:
     return next(library for library in libraries() if library.name == call.library)
 
 
-def _of(facts: Mapping[str, Any], names: Iterable[str], *more: str) -> dict[str, Any]:
-    allowed = {*names, *more}
-    return {name: value for name, value in facts.items() if name in allowed}
-
-
-def _params(logged: Mapping[str, Any], stated: Mapping[str, Any], unread: list[str]) -> AttentionParams:
-    """The call; what the log says and cannot be is left out, and said."""
-    fields = {**logged, **stated}
-    while isinstance(made := _made(AttentionParams, fields), InvalidInput):
-        name = made.field.split(".")[0]
-        if name not in fields:  # a contradiction of several: the log's go, what it said last first
-            name = next((one for one in reversed(fields) if one not in stated), "")
-        if name in stated or not name:
-            raise made
-        unread.append(f"{name} = {short(fields.pop(name), str, 60)}: {made.allowed}")
-    return made
-
-
-def _environment(logged: Mapping[str, Any], stated: Stated, unread: list[str]) -> Environment:
-    if stated.environment is not None:
-        return stated.environment
-    facts = {"gpu": GPU, **logged, **stated.machine}
-    more = {name: facts.pop(name) for name in tuple(facts) if name not in COMPONENTS and name != "gpu"}
-    while isinstance(made := _made(Environment.describe, facts), InvalidInput):
-        name = made.field
-        if name in stated.machine or name not in facts:
-            raise made
-        why = "not understood" if name == "gpu" else made.allowed
-        unread.append(f"{name} = {short(facts.pop(name), str, 60)}: {why}")
+def _described(**facts: Any) -> Environment:
+    """An environment of all that a log can say of one, the platform too."""
+    described = {name: value for name, value in facts.items() if name == "gpu" or name in COMPONENTS}
+    more = {name: value for name, value in facts.items() if name not in described}
+    made = Environment.describe(**described)
     return made.replace(**more) if more else made
 
 
-def _made(make: Callable[..., _T], facts: Mapping[str, Any]) -> _T | InvalidInput:
+def _made(
+    make: Callable[..., _T], logged: Mapping[str, Any], stated: Mapping[str, Any], unread: list[str]
+) -> _T:
+    """What is made of facts; those of the log that cannot be are left out, and said."""
     try:
-        return make(**facts)
+        return make(**{**logged, **stated})
     except InvalidInput as error:
-        return error
+        name, left = error.field.split(".")[0], {n: v for n, v in logged.items() if n not in stated}
+        if name not in left and name not in stated:  # a contradiction of several: what was said last goes
+            name = next(reversed(left), "")
+        if name not in left:
+            raise
+        why = "not understood" if name == "gpu" else error.allowed
+        unread.append(f"{name} = {short(left.pop(name), str, 60)}: {why}")
+    return _made(make, left, stated, unread)
 
 
 def _assumed(
-    p: AttentionParams,
-    env: Environment,
-    said: set[str],
-    where: set[str],
-    supposed: Mapping[str, Any],
-    stated: Stated,
-) -> Iterable[str]:
-    if "gpu" not in where and stated.environment is None:
+    p: AttentionParams, env: Environment, said: set[str], supposed: Mapping[str, Any]
+) -> Iterator[str]:
+    if "gpu" not in said:
         why = ", as its message needs" if "gpu" in supposed else ""
         yield f"GPU {env.device.name or env.device.type}{why}"
     for name, value in supposed.items():
-        if name in AttentionParams.model_fields and name not in said:
-            yield f"{name} {short(getattr(p, name), str)}, as its message needs"
-        elif name in COMPONENTS and name not in where:
-            yield f"{name} {short(value, str)}, as its message needs"
+        if name not in said and name != "gpu" and name in (*AttentionParams.model_fields, *COMPONENTS):
+            yield f"{name} {short(getattr(p, name, value), str)}, as its message needs"
     for name in _MATTER:
         if name not in said and name not in supposed:
             yield f"{name} {short(getattr(p, name), str)}"
@@ -270,16 +249,19 @@ class Explained(NamedTuple):
 
 def explained(found: Gathered, stated: Stated) -> Explained:
     """Every call of a log, answered. Raises InvalidInput where what the user states is wrong."""
-    answers = tuple(answer(call, found.machine, stated) for call in found.calls)
+    answers = tuple(_answer(call, found.machine, stated) for call in found.calls)
     return Explained(answers, found.machine, found.left_out)
 
 
-def answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> AnsweredCall:
-    """One call, answered. Raises InvalidInput where what the user states is wrong."""
+def _answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> AnsweredCall:
     rebuilt = rebuild(call, machine, stated)
     p, env, policy = rebuilt.params, rebuilt.environment, stated.policy
-    plain = select(p, _where_attnsel_runs(call, env), policy=policy.replace(adapt="never"))
-    refused = [name for name in _refused(call) if name in CANDIDATES]
+    # The kernels of other packages are asked with a torch that attnsel runs on: ways out would begin with one
+    # else, which helps no program that does not use attnsel.
+    own = any(name.startswith("sdpa.") for name in library_of(call).candidates)
+    old = not own and env.torch is not None and env.torch < OLDEST_TORCH
+    there = env.replace(torch=Version(*OLDEST_TORCH)) if old else env
+    plain = select(p, there, policy=policy.replace(adapt="never"))
     causes = tuple(_causes(call, rebuilt, plain))
     answerable = rebuilt.described and rebuilt.placed
     return AnsweredCall(
@@ -289,18 +271,9 @@ def answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Answ
         select(p, env, policy=policy),
         causes,
         tuple(dict.fromkeys(finding.fix for finding in call.findings if finding.fix)),
-        tuple(_ways(plain, refused, rebuilt.says)) if answerable else (),
+        tuple(_ways(plain, _refused(call), rebuilt.says)) if answerable else (),
         tuple(_against(call, plain, causes)) if answerable else (),
     )
-
-
-def _where_attnsel_runs(call: LoggedCall, env: Environment) -> Environment:
-    """The machine, for the kernels of other packages with a torch that attnsel runs on: ways out would
-    begin with one else, which helps no program that does not use attnsel."""
-    own = any(name.startswith("sdpa.") for name in library_of(call).candidates)
-    if own or env.torch is None or env.torch >= OLDEST_TORCH:
-        return env
-    return env.replace(torch=Version(*OLDEST_TORCH))
 
 
 # ---- causes -------------------------------------------------------------------------------------------
@@ -319,56 +292,46 @@ def _causes(call: LoggedCall, rebuilt: Rebuilt, plain: Selection) -> Iterator[Ca
 
     Rules are asked about kernels for which no message has a cause, and only where the call is described.
     """
-    told: dict[tuple[str, str, str, str], list[str]] = {}
+    told: dict[Cause, list[str]] = {}
     for finding in call.findings:
-        for how, code, text, link in _declared(finding, plain, rebuilt):
-            told.setdefault((how, code, text, link), []).extend(finding.candidates)
+        for cause in _declared(finding, plain, rebuilt):
+            told.setdefault(cause, []).extend(finding.candidates)
     explained = {name for f in call.findings if f.known or f.codes for name in f.candidates}
     explained -= set(call.chosen)  # it was taken, and failed: the message tells that, the rules why
     if rebuilt.described:
-        names = [name for name in _refused(call) if name not in explained]
-        for name, code, text, source in _computed(names, plain, rebuilt, _dispatch(call, rebuilt)):
-            told.setdefault(("computed", code, text, source), []).append(name)
-    for (how, code, text, link), names in told.items():
-        yield Cause(tuple(dict.fromkeys(names)), text, how, code, link)
+        chooser = library_of(call).dispatcher
+        there = dispatched_by(chooser, rebuilt.params, rebuilt.environment, {}) if chooser else None
+        for name in (name for name in _refused(call) if name not in explained):
+            for cause in _computed(name, plain, rebuilt, there):
+                told.setdefault(cause, []).append(name)
+    for cause, names in told.items():
+        yield cause._replace(candidates=tuple(dict.fromkeys(names)))
 
 
-def _declared(finding: Finding, plain: Selection, rebuilt: Rebuilt) -> Iterator[tuple[str, str, str, str]]:
+def _declared(finding: Finding, plain: Selection, rebuilt: Rebuilt) -> Iterator[Cause]:
     if finding.known:
-        yield "known", "", finding.known, finding.link
+        yield Cause((), finding.known, "known", "", finding.link)
     for code in finding.codes:
         computed = (r for c in plain for r in c.reasons if r.code == code and rebuilt.says(r.field))
-        reason = next(computed, None)
-        if reason is not None:
-            yield "computed", code, reason.message, ""
+        if (reason := next(computed, None)) is not None:
+            yield Cause((), reason.message, "computed", code)
         else:
-            yield "said", code, str(getattr(find_rule(code), "title", "")), ""
+            yield Cause((), str(getattr(find_rule(code), "title", "")), "said", code)
 
 
-def _computed(
-    names: Iterable[str], plain: Selection, rebuilt: Rebuilt, dispatch: Dispatch | None
-) -> Iterator[tuple[str, str, str, str]]:
-    """Candidate, code, text and source of every reason: of attnsel's rules, and where they have none against
-    a kernel, of the library's own chooser, if attnsel knows it, which may have a name of its own for it."""
-    offers = () if dispatch is None else dispatch.offers
-    for name in names:
-        reasons = plain[name].reasons if name in CANDIDATES else ()
-        for reason in reasons:
-            missing = reason.field in COMPONENTS and reason.observed is None
-            ours = reason.code in _OUR_OWN or (missing and reason.field not in rebuilt.stated)
-            if not ours and rebuilt.says(reason.field):
-                yield name, reason.code, reason.message, ""
-        offer = next((one for one in offers if name in (one.candidate, one.name)), None)
-        for refusal in () if reasons or offer is None else offer.refusals:
-            yield name, refusal.code, refusal.text, refusal.source
-
-
-def _dispatch(call: LoggedCall, rebuilt: Rebuilt) -> Dispatch | None:
-    """What the library's own chooser says of the question, where attnsel knows it."""
-    name = library_of(call).dispatcher
-    if not name or importlib.util.find_spec(f"attnsel.dispatchers.{name}") is None:
-        return None
-    return dispatched_by(name, rebuilt.params, rebuilt.environment, {})
+def _computed(name: str, plain: Selection, rebuilt: Rebuilt, dispatch: Dispatch | None) -> Iterator[Cause]:
+    """Every reason against a kernel: of attnsel's rules, and where they have none, of the library's own
+    chooser, if attnsel knows it, which may have a name of its own for it."""
+    reasons = plain[name].reasons if name in CANDIDATES else ()
+    for reason in reasons:
+        missing = reason.field in COMPONENTS and reason.observed is None
+        ours = reason.code in _OUR_OWN or (missing and reason.field not in rebuilt.stated)
+        if not ours and rebuilt.says(reason.field):
+            yield Cause((), reason.message, "computed", reason.code)
+    offers = () if reasons or dispatch is None else dispatch.offers
+    offer = next((one for one in offers if name in (one.candidate, one.name)), None)
+    for refusal in () if offer is None else offer.refusals:
+        yield Cause((), refusal.text, "computed", refusal.code, refusal.source)
 
 
 # ---- what helps, what does not fit --------------------------------------------------------------------
@@ -377,21 +340,17 @@ def _dispatch(call: LoggedCall, rebuilt: Rebuilt) -> Dispatch | None:
 def _ways(plain: Selection, refused: Sequence[str], says: Callable[[str], bool]) -> Iterator[Unlock]:
     """The cheapest, of changes of call, package and machine; a package that is not there at all last. None
     changes what nobody said."""
-    ways = [
-        way
-        for way in plain.unlocks
-        if way.candidate in refused
-        and not CANDIDATES[way.candidate].last_resort
-        and not any(field.startswith("policy.") for field, _ in way.changes)
-        and all(says(field) for field, _ in way.changes)
-        and worth_showing(way, plain)
-    ]
-    shown = dict.fromkeys(refused, 0)
-    total = 0
-    for way in ways:
-        if shown[way.candidate] < _MOST_WAYS and total < _MOST_IN_ALL:
+    shown: Counter[str] = Counter()
+    for way in plain.unlocks:
+        if (
+            way.candidate in refused
+            and not CANDIDATES[way.candidate].last_resort
+            and all(says(field) and not field.startswith("policy.") for field, _ in way.changes)
+            and shown[way.candidate] < _MOST_WAYS
+            and shown.total() < _MOST_IN_ALL
+            and worth_showing(way, plain)
+        ):
             shown[way.candidate] += 1
-            total += 1
             yield way
 
 

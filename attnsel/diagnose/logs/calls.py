@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from attnsel.diagnose.logs.message import Finding, Message, More
-from attnsel.diagnose.logs.parsers import Library, gate, libraries, shape_of
 from attnsel.diagnose.logs.reader import Entry, entries
+from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, shape_of
 from attnsel.environment import COMPONENTS, describe_device
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
@@ -22,6 +22,7 @@ from attnsel.errors import InvalidInput
 SEEN = "seen"
 """The library of findings that only say whose code a log shows; ``text`` is its name."""
 
+_Key = tuple[Finding, ...]
 _MOST = 2000  # different calls; what is beyond is counted
 _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
@@ -107,15 +108,12 @@ class _Stream:
         self.waiting: list[tuple[Entry, Finding]] = []  # errors that count if a frame follows soon
 
 
-_Key = tuple[Finding, ...]
-
-
 class Calls:
     """Takes findings, gives calls."""
 
     def __init__(self) -> None:
         self._streams: dict[str, _Stream] = {}
-        self._counts: dict[str, tuple[_Key, list[int], list[str], list[int]]] = {}
+        self._counts: dict[str, LoggedCall] = {}
         self._machine: dict[str, Finding] = {}
         self._left_out = 0
         self._others: list[tuple[Finding, Entry]] = []
@@ -152,27 +150,23 @@ class Calls:
                 self._count(tuple(findings), Entry(0, name, ""))
             stream.open.clear()
         self._drop_told_twice()
-        if not any(f.kind in ("error", "refusal") for counted in self._counts.values() for f in counted[0]):
+        told = [finding for call in self._counts.values() for finding in call.findings]
+        if not any(finding.kind in ("error", "refusal") for finding in told):
             for finding, entry in self._others:
                 self._count((finding,), entry)
-        calls = [
-            LoggedCall(findings, count[0], tuple(line for line in lines if line), tuple(streams))
-            for findings, count, streams, lines in self._counts.values()
-            if count[0] > 0
-        ]
+        calls = [call for call in self._counts.values() if call.times > 0]
         calls.sort(key=lambda call: (-call.times, call.lines[:1]))
         machine = tuple(self._machine.values())
-        told = tuple(_one_incident(_with_meanings(calls, machine)))
-        return Gathered(told, tuple(one for one in machine if one.library != SEEN), self._left_out)
+        meant = tuple(_one_incident(_with_meanings(calls, machine)))
+        return Gathered(meant, tuple(one for one in machine if one.library != SEEN), self._left_out)
 
     def _drop_told_twice(self) -> None:
         """An error that stands alone and says nothing, beside a call of its library that did not run: people
         paste the traceback first and then what was logged, or ranks speak at the same time."""
-        kept = [key for key, counted in self._counts.items() if len(counted[0]) > 1]
-        ended = [self._counts[key][0] for key in kept]
-        failed = {findings[0].library for findings in ended if findings[-1].kind != "chosen"}
-        for key, (findings, *_) in list(self._counts.items()):
-            if len(findings) == 1 and findings[0].library in failed and _says_nothing(findings[0]):
+        several = [call for call in self._counts.values() if len(call.findings) > 1]
+        failed = {call.library for call in several if call.findings[-1].kind != "chosen"}
+        for key, call in list(self._counts.items()):
+            if len(call.findings) == 1 and call.library in failed and _says_nothing(call.findings[0]):
                 del self._counts[key]
 
     def _grow(self, stream: _Stream, finding: Finding, entry: Entry) -> None:
@@ -204,7 +198,9 @@ class Calls:
             # tells it once more, in words that say no more.
             again = before.kind == "chosen" or (same_library and _says_nothing(finding))
             if finding.kind == "error" and again:
-                self._uncount(last)
+                key = "\x00".join(map(_identity, last))
+                if call := self._counts.get(key):
+                    self._counts[key] = call._replace(times=call.times - 1)
                 findings = list(last)
         ended = (*(findings or ()), finding)
         self._count(ended, entry)
@@ -212,22 +208,13 @@ class Calls:
 
     def _count(self, findings: _Key, entry: Entry) -> None:
         key = "\x00".join(map(_identity, findings))
-        if key not in self._counts:
-            if len(self._counts) >= _MOST:
-                self._left_out += 1
-                return
-            self._counts[key] = (findings, [0], [], [])
-        _, count, streams, lines = self._counts[key]
-        count[0] += 1
-        if len(lines) < _SHOWN:
-            lines.append(entry.number)
-        if entry.stream and entry.stream not in streams and len(streams) < _SHOWN:
-            streams.append(entry.stream)
-
-    def _uncount(self, findings: _Key) -> None:
-        counted = self._counts.get("\x00".join(map(_identity, findings)))
-        if counted is not None:
-            counted[1][0] -= 1
+        if key not in self._counts and len(self._counts) >= _MOST:
+            self._left_out += 1
+            return
+        call = self._counts.get(key) or LoggedCall(findings, 0, ())
+        lines = (*call.lines, *([entry.number] if entry.number else []))
+        ranks = dict.fromkeys((*call.ranks, *([entry.stream] if entry.stream else [])))
+        self._counts[key] = LoggedCall(findings, call.times + 1, lines[:_SHOWN], tuple(ranks)[:_SHOWN])
 
 
 def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Iterator[LoggedCall]:
@@ -255,9 +242,8 @@ def _meant(finding: Finding, arch: int | None, torch: str, seen: set[str]) -> Fi
     certain = [one for one in holding if one.seen or one.torch or (one.archs and arch is not None)]
     chosen = certain[:1] or holding
     # flash-attn's setup.py has one name for each family of Blackwell: 100, 110, 120 (setup.py:74, 2.8.4).
-    build = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"
-    if arch is not None:
-        build = str(arch // 10 * 10)
+    any_of = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"
+    build = any_of if arch is None else str(arch // 10 * 10)
     return finding._replace(
         known="; or ".join(dict.fromkeys(one.known for one in chosen)),
         fix="; or ".join(dict.fromkeys(one.fix for one in chosen)).replace("{build_arch}", build),
@@ -273,10 +259,8 @@ def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
     for call in calls:
         facts = sorted({**call.params, **call.environment}.items(), key=lambda item: item[0])
         key = (call.library, str(facts), *(f.known + f.fix or f.text for f in call.findings))
-        first = seen.get(key)
-        if first is None:
-            seen[key] = call
-        else:
+        first = seen.setdefault(key, call)
+        if first is not call:
             lines = tuple(sorted({*first.lines, *call.lines}))[:_SHOWN]
             seen[key] = first._replace(times=max(first.times, call.times), lines=lines)
     yield from seen.values()
@@ -311,11 +295,10 @@ def gather(lines: Iterable[str]) -> Gathered:
     def findings(text: str) -> tuple[Finding, ...]:
         """Of every library; what two of them print is the first one's."""
         found: list[Finding] = []
-        for one in (
-            one for library, among in likely(shape_of(text)) for one in library.findings(text, among)
-        ):
-            if not any(one.text in there.text and one.library != there.library for there in found):
-                found.append(one)
+        for library, among in likely(shape_of(text)):
+            others = [one.text for one in found if one.library != library.name]
+            said = library.findings(text, among)
+            found += [one for one in said if not any(one.text in other for other in others)]
         return tuple(found)
 
     for entry in entries(lines, gate(known), more):

@@ -10,17 +10,23 @@ needs more than that is a function (``read``).
 from __future__ import annotations
 
 import re
+from ast import literal_eval
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from attnsel.base.records import json_fields
+from attnsel.base.rows import read_rows
 from attnsel.diagnose.scrub import scrub
 from attnsel.environment import COMPONENTS
 from attnsel.errors import printable, short
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, read_dtype
+
+_NEAR = 150  # lines between a frame of attention and the error that ends its traceback
 
 Kind = Literal["question", "refusal", "chosen", "error", "note", "frame", "machine", "setting"]
 """What a message does:
@@ -37,6 +43,7 @@ Kind = Literal["question", "refusal", "chosen", "error", "note", "frame", "machi
 """
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+_LONGEST_SHOWN, _LONGEST_WORD = 300, 400  # characters
 
 
 @json_fields("library", "kind", "text", "candidates", "source")
@@ -108,15 +115,28 @@ Reader = Callable[[re.Match[str]], "Facts | None"]
 
 More = Literal["", "indented", "brackets"]
 
+
+def _dtype_of(text: str) -> str | None:
+    """attnsel's name for a dtype as C++ prints it ("struct c10::BFloat16", "Half", "float")."""
+    name = read_dtype(text.strip().removeprefix("struct ").removeprefix("c10::").lower())
+    return name if name in ("bf16", "fp16", "fp32", "fp64") else None
+
+
+def _mask(text: str) -> Facts | None:
+    name = _dtype_of(text)
+    return name and {"mask": {"shape": (1, 1, 1, 1), "stride": (1, 1, 1, 1), "dtype": name}}
+
+
 _FORMS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "on_sm": ("gpu", "sm{}".format),  # 120
     "cu": ("cuda", lambda digits: f"{digits[:-1]}.{digits[-1]}"),  # 130, of torch 2.9.1+cu130
     "cudnn_number": ("cudnn", int),  # 91900
+    "windows_path": ("platform", lambda path: "windows"),
+    "c_dtype": ("dtype", _dtype_of),
+    "mask_dtype": ("tensors", _mask),
+    "of_rank": ("tensors", lambda digit: {"rank": int(digit)}),
 }
-"""Groups of a pattern whose text is another form of what an environment says."""
-
-_LONGEST_SHOWN = 300
-_LONGEST_WORD = 400
+"""Groups of a pattern that state something in a form of their own: of what, and how it is read."""
 
 
 @dataclass(frozen=True)
@@ -177,16 +197,87 @@ class Message:
 
 def _stated(match: re.Match[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of the call and of the environment that groups of a pattern state."""
-    said = {name: value for name, value in match.groupdict().items() if value is not None}
-    params = {name: value for name, value in said.items() if name in AttentionParams.model_fields}
+    params: dict[str, Any] = {}
     environment: dict[str, Any] = {}
-    for name, value in said.items():
-        component, form = _FORMS.get(name, (name, str))
-        if component == "gpu" or component in COMPONENTS:
-            environment[component] = form(value)
-    if "major" in said:
-        environment["gpu"] = f"sm{said['major']}{said['minor']}"
+    for group, text in match.groupdict().items():
+        name, form = _FORMS.get(group, (group, str))
+        value = None if text is None else form(text)
+        if value is not None and name in AttentionParams.model_fields:
+            params[name] = value
+        elif value is not None and name in ("gpu", "platform", *COMPONENTS):
+            environment[name] = value
+    if "major" in match.re.groupindex and match["major"]:
+        environment["gpu"] = f"sm{match['major']}{match['minor']}"
     return params, environment
+
+
+def messages(
+    file: str, part: str, library: str = "", readers: Mapping[str, Reader] = NOTHING, reader: str = ""
+) -> tuple[Message, ...]:
+    """The rows of ``data/FILE.csv`` with this ``part``, in their order. ``readers``: the functions that they
+    name; ``reader``: the one of rows that name none.
+
+    The columns are fields of Finding and of Message: ``does`` is its kind, ``issue`` its link, of several
+    quick texts " | " stands between, of codes and candidates a space, and ``params``, ``environment``,
+    ``supposed`` and ``when`` are Python literals (dtype='fp32'; softcap=50.0). Rows of one text are its
+    meanings (Variant), ``when`` says which holds. What rows share has its name in braces: ``data/texts.csv``.
+    """
+    rows = (defaultdict(str, row) for row in _rows(file) if row["part"] == part)  # no file has all columns
+    alike = groupby(rows, key=lambda row: (row["does"], row["quick"], row["pattern"]))
+    return tuple(_message(library, list(same), readers, reader) for _, same in alike)
+
+
+def _message(
+    library: str, rows: list[defaultdict[str, str]], readers: Mapping[str, Reader], reader: str
+) -> Message:
+    row = rows[0]
+    says = Finding(
+        library,
+        row["does"],  # type: ignore[arg-type]  # tests hold the column against Kind
+        "",
+        facts_of(row["params"]),
+        facts_of(row["environment"]),
+        facts_of(row["supposed"]),
+        tuple(row["candidates"].split()),
+        tuple(row["codes"].split()),
+        _whole(row["known"]),
+        row["issue"],
+        _whole(row["fix"]),
+        source=row["source"],
+        near=_NEAR if row["near"] == "yes" else int(row["near"] or 0),
+    )
+    if row["when"]:
+        meanings = tuple(
+            Variant(
+                _whole(one["known"]), _whole(one["fix"]), tuple(one["codes"].split()), **facts_of(one["when"])
+            )
+            for one in rows
+        )
+        says = says._replace(known="", fix="", codes=(), variants=meanings)
+    name = row["reader"] or reader
+    return Message(
+        says,
+        tuple(row["quick"].split(" | ")) if row["quick"] else (),
+        _whole(row["pattern"]),
+        row["text"],
+        row["more"],  # type: ignore[arg-type]  # and this one against More
+        readers[name] if name else None,
+    )
+
+
+_rows = cache(partial(read_rows, "attnsel.diagnose.logs"))
+
+
+def _whole(cell: str) -> str:
+    """With what rows share in the place of its name."""
+    shared = {row["name"]: row["text"] for row in _rows("texts")}
+    return re.sub(r"\{([A-Z][A-Z_0-9]+)\}", lambda name: shared[name[1]], cell)
+
+
+def facts_of(cell: str) -> dict[str, Any]:
+    """Names and values of a cell: dtype='fp32'; softcap=50.0."""
+    given = (one.partition("=") for one in cell.split("; ") if one)
+    return {name: literal_eval(value) for name, _, value in given}
 
 
 _STEP = re.compile(

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from attnsel.diagnose.logs.message import More
 from attnsel.diagnose.scrub import scrub
@@ -33,10 +33,7 @@ class Entry(NamedTuple):
 
 
 LONGEST_LINE = 64 << 10  # characters; what is longer is read as several lines
-HEAD, TAIL = (
-    12 << 20,
-    24 << 20,
-)  # bytes at both ends that are read of a longer file; of a stream both at its head
+HEAD, TAIL = 12 << 20, 24 << 20  # bytes read of both ends of a longer file; of a stream both at its head
 _MOST_MORE = 400  # lines, and characters:
 _LONGEST_ENTRY = 256 << 10
 _PATIENCE = 2.0  # seconds for the writer of a named pipe to come
@@ -99,12 +96,7 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
 class Gap(str):
     """Lines in the middle of a log that were not read, in their place."""
 
-    lines: int
-
-    def __new__(cls, lines: int) -> Gap:
-        made = super().__new__(cls)
-        made.lines = lines
-        return made
+    lines = 0
 
 
 class _Growing:
@@ -149,8 +141,7 @@ def without_prefix(line: str) -> tuple[str, str]:
     if "\x1b" in line:
         line = _ANSI.sub("", line)
     stream = ""
-    quoted = _QUOTED.match(line)
-    if quoted is not None:
+    if quoted := _QUOTED.match(line):
         line = line[quoted.end() :]
     while (prefix := _STREAM.match(line)) is not None and prefix.end() > 0:
         # The last one, which the program itself writes: a rank's number, or a process' name; no host.
@@ -206,61 +197,51 @@ def lines_of(
     """
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore
     start = buffered.peek(4)[:4]
-    raw: IO[bytes] = buffered
-    if start.startswith(b"\x1f\x8b"):
-        unpacked = gzip.GzipFile(fileobj=buffered)
-        raw = unpacked  # type: ignore[assignment]
-    start = raw.peek(_SNIFFED)[:_SNIFFED]  # type: ignore[attr-defined]
+    raw: Any = gzip.GzipFile(fileobj=buffered) if start.startswith(b"\x1f\x8b") else buffered
+    start = raw.peek(_SNIFFED)[:_SNIFFED]
     encoding = _encoding(start[:4])
     if encoding == "utf-8" and len(start.translate(None, _CONTROL)) < 0.9 * len(start):
         raise InvalidInput("--from-log", getattr(file, "name", "-"), "is no text: a log or an error is read")
     ends = size > HEAD + TAIL and raw is buffered and encoding == "utf-8" and not whole
-    most = HEAD if ends else HEAD + TAIL
-    text = io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=None)
+    most = sys.maxsize if whole else HEAD if ends else HEAD + TAIL
+    done, told = 0, 0
+    for line in _text(raw, encoding, longest, most):
+        done += len(line)
+        if done - told > 4 << 20:
+            told = done
+            progress(buffered.tell() if buffered.seekable() else done)
+        yield line
+    if not ends:
+        return
+    gap = Gap()
+    buffered.seek(HEAD)
+    while (left := size - TAIL - buffered.tell()) > 0:
+        gap.lines += buffered.read(min(left, 1 << 20)).count(b"\n")
+    yield gap
+    buffered.readline()  # the rest of a line
+    yield from _text(buffered, encoding, longest, sys.maxsize)
+    progress(size)
+
+
+def _text(raw: IO[bytes], encoding: str, longest: int, most: int) -> Iterator[str]:
+    text, done = io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=None), 0
     try:
-        done, told = 0, 0
-        while (whole or done < most) and (line := text.readline(longest)):
+        while done < most and (line := text.readline(longest)):
             done += len(line)
-            if done - told > 4 << 20:
-                told = done
-                progress(buffered.tell() if buffered.seekable() else done)
             yield line
-    finally:
-        text.detach()
-    if ends:
-        yield from _end(buffered, size, progress, longest)  # type: ignore[arg-type]
-
-
-def _end(file: io.BufferedReader, size: int, progress: Callable[[int], None], longest: int) -> Iterator[str]:
-    """The lines that were not read, as a gap, and those of the end."""
-    skipped = 0
-    file.seek(HEAD)
-    while (left := size - TAIL - file.tell()) > 0:
-        skipped += file.read(min(left, 1 << 20)).count(b"\n")
-    yield Gap(skipped)
-    file.readline()  # the rest of a line
-    text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline=None)
-    try:
-        while line := text.readline(longest):
-            yield line
-        progress(size)
     finally:
         text.detach()
 
 
 def _encoding(start: bytes) -> str:
-    for mark, name in (
-        (codecs.BOM_UTF8, "utf-8-sig"),
-        (codecs.BOM_UTF32_LE, "utf-32"),
-        (codecs.BOM_UTF32_BE, "utf-32"),
-        (codecs.BOM_UTF16_LE, "utf-16"),
-        (codecs.BOM_UTF16_BE, "utf-16"),
-    ):
-        if start.startswith(mark):
-            return name
-    if len(start) == 4 and start[1] == start[3] == 0 and start[0]:
-        return "utf-16-le"
-    return "utf-8"
+    if start.startswith(codecs.BOM_UTF8):
+        return "utf-8-sig"
+    if start in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
+        return "utf-32"
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    without_mark = len(start) == 4 and start[1] == start[3] == 0 and start[0]
+    return "utf-16-le" if without_mark else "utf-8"
 
 
 def _await_writer(pipe: int) -> None:

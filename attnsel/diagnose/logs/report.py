@@ -6,28 +6,19 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise, zip_longest
 
 from attnsel.diagnose.logs.answer import AnsweredCall, Cause, Explained, library_of
+from attnsel.diagnose.logs.calls import LoggedCall
 from attnsel.diagnose.logs.message import Finding
-from attnsel.diagnose.logs.parsers import libraries
+from attnsel.diagnose.logs.vocabulary import libraries
 from attnsel.environment import COMPONENTS
 from attnsel.params import AttentionParams
 from attnsel.report.answer import paste_of, to_paste, warnings
-from attnsel.report.document import (
-    Block,
-    Document,
-    Facts,
-    Inline,
-    Item,
-    Items,
-    Paragraph,
-    Ref,
-    Section,
-    Strong,
-)
+from attnsel.report.document import Block, Document, Facts, Item, Items, Paragraph, Ref, Section, Strong
 from attnsel.report.words import environment_words, params_words
 from attnsel.selection.unlock import Unlock
 
 MOST_CALLS = 5  # shown; --json has all
-_MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔", "question": "·", "note": "·"}
+_MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔"}
+_LEADS = {"computed": "✖", "said": "?", "known": "·"}
 _MOST_SAID = 14  # messages of one call
 _MOST_PASTE = 6
 _SWITCHED_OFF = "the program itself leaves this kernel out"  # data/torch_sdpa.csv
@@ -61,8 +52,7 @@ def nothing_known() -> list[str]:
 
 def _verdict(answer: AnsweredCall) -> str:
     """What happened, in one sentence: the cause that is known best, else the message that it ended with."""
-    call = answer.call
-    cause = _deciding(answer)
+    call, cause = answer.call, _deciding(answer)
     if cause is None and call.outcome is None and all(f.kind == "question" for f in call.findings):
         return f"{call.library}: the configuration of a call, and not what became of it"
     if cause is None:
@@ -79,46 +69,34 @@ def _deciding(answer: AnsweredCall) -> Cause | None:
     return told[0] if told else None
 
 
-def _title(answer: AnsweredCall) -> str:
-    call = answer.call
-    words = [call.library]
-    words += [f"{call.times} times"] if call.times > 1 else []
-    words += [", ".join(call.ranks)] if call.ranks else []
-    more = " …" if call.times > len(call.lines) else ""
-    words += (
-        [f"line{'s' * (len(call.lines) > 1)} {', '.join(map(str, call.lines))}{more}"] if call.lines else []
-    )
-    return " · ".join(words)
+def _title(call: LoggedCall) -> str:
+    times = f"{call.times} times" if call.times > 1 else ""
+    lines = f"line{'s' * (len(call.lines) > 1)} {', '.join(map(str, call.lines))}" if call.lines else ""
+    more = " …" if lines and call.times > len(call.lines) else ""
+    return " · ".join(filter(None, (call.library, times, ", ".join(call.ranks), lines + more)))
 
 
 def _facts(answer: AnsweredCall) -> Facts:
     """Where it ran and what was called, as far as anybody says it."""
     rebuilt = answer.rebuilt
-    lines: list[tuple[str, ...] | Item] = [(_title(answer),)]
+    p, env = rebuilt.params, rebuilt.environment
+    lines: list[tuple[str, ...] | Item] = [(_title(answer.call),)]
     if rebuilt.placed:
-        lines.append(tuple(environment_words(rebuilt.environment)))
+        lines.append(tuple(environment_words(env)))
     else:
-        versions = [f"{name} {getattr(rebuilt.environment, name)}" for name in _versions(answer)]
+        versions = [f"{name} {getattr(env, name)}" for name in rebuilt.stated if name in COMPONENTS]
         lines.append(("GPU: not in the log (say which: --gpu NAME)", *versions))
     if rebuilt.described and rebuilt.placed:
-        lines += [tuple(params_words(rebuilt.params)), *warnings(rebuilt.environment)]
+        lines += [tuple(params_words(p)), *warnings(env)]
         if rebuilt.assumed:
             lines.append((f"not in the log, assumed: {rebuilt.assumed[0]}", *rebuilt.assumed[1:]))
     elif rebuilt.described:
-        lines.append(tuple(f"{name} {getattr(rebuilt.params, name)}" for name in _fields(answer)))
+        fields = {*AttentionParams.model_fields} - {"tensors"}
+        lines.append(tuple(f"{name} {getattr(p, name)}" for name in rebuilt.stated if name in fields))
     unread = [one for one in rebuilt.unread if rebuilt.described or one.startswith("torch = ")]
     if unread:
         lines.append((f"not used: {unread[0]}", *unread[1:]))
     return Facts(tuple(line for line in lines if line))
-
-
-def _versions(answer: AnsweredCall) -> list[str]:
-    return [name for name in answer.rebuilt.stated if name in COMPONENTS]
-
-
-def _fields(answer: AnsweredCall) -> list[str]:
-    told = (name for name in answer.rebuilt.stated if name in AttentionParams.model_fields)
-    return [name for name in told if name != "tensors"]
 
 
 def _parts(answer: AnsweredCall) -> Iterator[Block]:
@@ -160,9 +138,6 @@ def _said(findings: Iterable[Finding]) -> Iterator[Item]:
         yield Item("the call's configuration", "·")
 
 
-_LEADS = {"computed": "✖", "said": "?", "known": "·"}
-
-
 def _why(answer: AnsweredCall) -> Iterator[Item]:
     """The causes beside the verdict; of those that a message only may mean, the rules in one line."""
     deciding = _deciding(answer)
@@ -171,7 +146,7 @@ def _why(answer: AnsweredCall) -> Iterator[Item]:
             yield _cause(cause)
     meant = [cause for cause in answer.causes if cause.how == "said"]
     if meant and deciding is not None and deciding.how != "said":
-        words: list[Inline] = [word for cause in meant for word in (Ref(cause.code), ", ")]
+        words: list[Ref | str] = [word for cause in meant for word in (Ref(cause.code), ", ")]
         yield Item(("what the message can mean: ", *words[:-1]), "?")
     else:
         yield from map(_cause, meant)
@@ -180,9 +155,8 @@ def _why(answer: AnsweredCall) -> Iterator[Item]:
 def _cause(cause: Cause) -> Item:
     names = f"{', '.join(cause.candidates)}: " if cause.candidates else ""
     said = " (the message means it; the log does not say enough to show it)" if cause.how == "said" else ""
-    coded: Inline = (" [", Ref(cause.code), "]") if cause.code else ""
-    link = f" ({cause.link})" if cause.link else ""
-    return Item((f"{names}{cause.text}{said}", coded, link), _LEADS[cause.how])
+    text, link = f"{names}{cause.text}{said}", f" ({cause.link})" if cause.link else ""
+    return Item((text, (" [", Ref(cause.code), "]") if cause.code else "", link), _LEADS[cause.how])
 
 
 def _way(way: Unlock) -> Item:
@@ -192,13 +166,11 @@ def _way(way: Unlock) -> Item:
 
 
 def _rest(explained: Explained) -> str:
-    hidden = len(explained.answers) - MOST_CALLS
+    hidden, left_out = len(explained.answers) - MOST_CALLS, explained.left_out
     words = [f"{hidden} more different calls: --json has them all."] if hidden > 1 else []
-    if hidden == 1:
-        words.append("1 more different call: --json has it.")
-    if explained.left_out:
-        calls, were = ("call", "was") if explained.left_out == 1 else ("calls", "were")
-        words.append(f"{explained.left_out} {calls} more than can be told apart {were} left out.")
+    words += ["1 more different call: --json has it."] if hidden == 1 else []
+    words += ["1 call more than can be told apart was left out."] if left_out == 1 else []
+    words += [f"{left_out} calls more than can be told apart were left out."] if left_out > 1 else []
     codes = dict.fromkeys(cause.code for a in explained.answers for cause in a.causes if cause.code)
     words += [f"Why a rule: attnsel rule {next(iter(codes))}"] if codes else []
     return " ".join(words)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from attnsel.diagnose.logs.message import Finding, More
-from attnsel.diagnose.logs.parsers import Library, gate, libraries
 from attnsel.diagnose.logs.reader import entries
+from attnsel.diagnose.logs.vocabulary import Library, gate, libraries
 from attnsel.rules import find_rule
 from records import Record
 

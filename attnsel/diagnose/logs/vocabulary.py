@@ -1,0 +1,90 @@
+"""What is known: the libraries of ``data/libraries.csv`` with their messages, which are rows beside it.
+
+What two libraries print is the first one's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+
+from attnsel.base.rows import read_rows
+from attnsel.diagnose.logs import parsers
+from attnsel.diagnose.logs.message import Facts, Finding, Message, facts_of, messages
+
+
+@dataclass(frozen=True)
+class Library:
+    """All messages of a library.
+
+    ``name``: the library, as its makers write it. ``looked_for``: what is recognised, for people. ``takes``:
+    of one text "all" that its messages say, or what the "first" says that fits, so that the general come
+    last. ``candidates``: the kernels that it chooses among, refused where it says only that none runs.
+    ``dispatcher``: its own chooser in ``attnsel/dispatchers/``, if attnsel knows it. ``usual``: fields that
+    its users leave as they are, taken where nothing is said. ``ask``: how to make it say more, in a sentence.
+    """
+
+    name: str
+    looked_for: str
+    takes: str
+    messages: tuple[Message, ...]
+    candidates: tuple[str, ...]
+    dispatcher: str
+    usual: Facts
+    ask: str
+
+    def findings(self, text: str, among: tuple[Message, ...] | None = None) -> Iterator[Finding]:
+        """All that ``text``, one entry of a log, says; ``among``: messages that it can hold, if known."""
+        found = (one.find(text) for one in (self.messages if among is None else among))
+        said = (one for one in found if one is not None)
+        return islice(said, 1 if self.takes == "first" else None)
+
+    def likely(self, shape: str) -> tuple[Message, ...]:
+        """The messages that a text of this ``shape`` (``shape_of``) can hold."""
+        return tuple(m for m in self.messages if any(shape_of(quick) in shape for quick in m.quicks))
+
+
+@cache
+def libraries() -> tuple[Library, ...]:
+    """Every library whose messages are known."""
+    return tuple(
+        Library(
+            row["library"],
+            row["looked_for"],
+            row["takes"],
+            tuple(
+                message
+                for part in row["parts"].split(" | ")
+                for message in messages(row["file"], part, row["library"], vars(parsers), row["reader"])
+            ),
+            tuple(row["candidates"].split()),
+            row["dispatcher"],
+            facts_of(row["usual"]),
+            row["ask"],
+        )
+        for row in read_rows("attnsel.diagnose.logs", "libraries")
+    )
+
+
+_DIGITS = re.compile(r"\d+")
+
+
+def shape_of(text: str) -> str:
+    """A text with one figure for each number: the steps of a log print one shape over and over."""
+    return _DIGITS.sub("0", text)
+
+
+def gate(known: Iterable[Library]) -> tuple[str, ...]:
+    """A few words in lower case, one of which is in every line that any message is about."""
+    left = {quick.lower() for library in known for message in library.messages for quick in message.quicks}
+    inside = {quick: set(re.findall(r"[a-z]{4,}", quick)) or {quick} for quick in left}
+    words: list[str] = []
+    while left:
+        counted = Counter(word for quick in left for word in inside[quick])
+        words.append(max(counted, key=lambda word: (counted[word], word)))
+        left = {quick for quick in left if words[-1] not in quick}
+    return tuple(words)
