@@ -15,8 +15,8 @@ from attnsel.cli.output import FOUND, NO_BACKEND, bar, complain, unwound
 from attnsel.cli.question import Question
 from attnsel.diagnose.logs.answer import Stated, explained
 from attnsel.diagnose.logs.calls import gather
-from attnsel.diagnose.logs.reader import HEAD, TAIL, lines_of, opened
 from attnsel.diagnose.logs.report import log_document, nothing_known
+from attnsel.diagnose.text_files import HEAD, TAIL, lines_of, opened
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, UnsupportedArgument

@@ -71,6 +71,7 @@ ROOMS = (
 def modules() -> Iterator[types.ModuleType]:
     """Those whose definitions are recorded. Lines name what is inside of them whole: attnsel.runtime.bind."""
     names = [f"attnsel.{name}" for name in ("base.suggestions", "debug", "functional", "module", "settings")]
+    names += ["attnsel.diagnose.text_files"]
     for room in ROOMS:
         package = importlib.import_module(f"attnsel.{room}")
         found = pkgutil.walk_packages(package.__path__, f"attnsel.{room}.")

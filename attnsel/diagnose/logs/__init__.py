@@ -3,7 +3,7 @@
 ==============  =====================================================================================
 module          is
 ==============  =====================================================================================
-``reader``      a file or standard input as entries: lines without what launchers and loggers add
+``reader``      a log as entries: the lines that say something, and those that belong together
 ``message``     what one message says, and how a row of ``data/`` declares it
 ``parsers``     what a row cannot say: the functions that rows name
 ``vocabulary``  what is recognised: the libraries with their messages

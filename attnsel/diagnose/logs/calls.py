@@ -12,9 +12,9 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from attnsel.diagnose.logs.message import Finding, Message, More
+from attnsel.diagnose.logs.message import Finding, Message
 from attnsel.diagnose.logs.reader import Entry, entries
-from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, shape_of
+from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, more, shape_of
 from attnsel.environment import COMPONENTS, describe_device
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
@@ -282,10 +282,6 @@ def _identity(finding: Finding) -> str:
 def gather(lines: Iterable[str]) -> Gathered:
     """The calls in a log's lines, which may be any number."""
     known, calls = libraries(), Calls()
-    going_on = [message for library in known for message in library.messages if message.more]
-
-    def more(line: str) -> More:
-        return next((m.more for m in going_on if any(quick in line for quick in m.quicks)), "")
 
     @lru_cache(maxsize=4096)
     def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:

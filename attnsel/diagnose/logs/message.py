@@ -123,8 +123,8 @@ def _dtype_of(text: str) -> str | None:
 
 
 def _mask(text: str) -> Facts | None:
-    name = _dtype_of(text)
-    return name and {"mask": {"shape": (1, 1, 1, 1), "stride": (1, 1, 1, 1), "dtype": name}}
+    told = {"shape": (1, 1, 1, 1), "stride": (1, 1, 1, 1), "dtype": _dtype_of(text)}
+    return {"mask": told} if told["dtype"] else None
 
 
 _FORMS: Mapping[str, tuple[str, Callable[[str], object]]] = {

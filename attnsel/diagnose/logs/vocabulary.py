@@ -14,7 +14,7 @@ from itertools import islice
 
 from attnsel.base.rows import read_rows
 from attnsel.diagnose.logs import parsers
-from attnsel.diagnose.logs.message import Facts, Finding, Message, facts_of, messages
+from attnsel.diagnose.logs.message import Facts, Finding, Message, More, facts_of, messages
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,16 @@ def libraries() -> tuple[Library, ...]:
         )
         for row in read_rows("attnsel.diagnose.logs", "libraries")
     )
+
+
+@cache
+def _going_on() -> tuple[Message, ...]:
+    return tuple(message for library in libraries() for message in library.messages if message.more)
+
+
+def more(line: str) -> More:
+    """Which of the lines that follow ``line`` belong to it."""
+    return next((one.more for one in _going_on() if any(quick in line for quick in one.quicks)), "")
 
 
 _DIGITS = re.compile(r"\d+")

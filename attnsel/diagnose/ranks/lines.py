@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from attnsel.base.records import versions
-from attnsel.diagnose.logs import reader
+from attnsel.diagnose import text_files
 from attnsel.environment import COMPONENTS
 from attnsel.errors import InvalidInput, short
 from attnsel.settings import VARIABLES
@@ -112,12 +112,12 @@ def lines_of(path: str, moved: Callable[[int], None]) -> Iterator[tuple[int, str
     ``moved`` is called with the bytes of the file that are behind. Raises InvalidInput where the file cannot
     be read (on), and for one that is not text.
     """
-    with reader.opened(Path(path), "FILE") as (file, _):
+    with text_files.opened(Path(path), "FILE") as (file, _):
         start = file.read(1 << 16)
         file.seek(0)
         is_text = b"\0" not in start or start.startswith(b"\x1f\x8b")
         number, whole = 0, True
-        for text in reader.lines_of(file, moved, longest=LONGEST, whole=True) if is_text else ():
+        for text in text_files.lines_of(file, moved, longest=LONGEST, whole=True) if is_text else ():
             goes_on, whole = not whole, text.endswith("\n")
             number += not goes_on
             if text.strip() and not goes_on:
@@ -176,7 +176,7 @@ def read_line(text: str) -> RankLine | None:
     """None for a line that is not attnsel's. Raises UnreadLine."""
     if "attnsel" not in text and "Warning" not in text:
         return None
-    text, stream = reader.without_prefix(text)
+    text, stream = text_files.without_prefix(text)
     line = _of_json(text) if text.startswith("{") else _of_text(text)
     prefix = _OF_RANK.fullmatch(stream)
     return line._replace(rank=int(prefix[1])) if prefix and line and line.rank is None else line

@@ -8,13 +8,13 @@ again with sizes that are all different. What changed is accepted as tests/suppo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any, get_args
 
 from attnsel.diagnose.logs.message import Finding, More
 from attnsel.diagnose.logs.reader import entries
-from attnsel.diagnose.logs.vocabulary import Library, gate, libraries
+from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, more
 from attnsel.rules import find_rule
 from records import Record
 
@@ -30,11 +30,6 @@ def texts() -> list[list[str]]:
     lines = RECORD.read_text(encoding="utf-8").splitlines()
     typed = groupby(lines, key=lambda line: line.startswith("> "))
     return [[line[2:] for line in group] for is_text, group in typed if is_text]
-
-
-def more(line: str) -> More:
-    known = (message for library in libraries() for message in library.messages if message.more)
-    return next((one.more for one in known if any(quick in line for quick in one.quicks)), "")
 
 
 def plain(value: Any) -> Any:
@@ -56,10 +51,9 @@ def fields(finding: Finding) -> Iterator[str]:
 
 def answered(log: list[str]) -> str:
     said = [*(f"> {line}" for line in log)]
-    for entry in entries(log, gate(libraries()), more):
-        for library in libraries():
-            for finding in library.findings(entry.text):
-                said += [f"  {library.name}, {finding.kind}: {finding.text}", *fields(finding)]
+    for entry, library in product(entries(log, gate(libraries()), more), libraries()):
+        for finding in library.findings(entry.text):
+            said += [f"  {library.name}, {finding.kind}: {finding.text}", *fields(finding)]
     return "\n".join(said if len(said) > len(log) else [*said, "  nothing"])
 
 
@@ -70,10 +64,10 @@ def declared(library: Library) -> str:
     return "\n".join([kind, *(f"  {name}: {plain(value)}" for name, value in facts.items())])
 
 
-def speaks(library: Library, log: list[str]) -> Iterator[int]:
-    """Places in the list of its messages that say something of a text."""
-    for entry in entries(log, gate(libraries()), more):
-        found = (n for n, one in enumerate(library.messages) if one.find(entry.text))
+def speaks(library: Library, told: list[str]) -> Iterator[int]:
+    """Places in the list of its messages that say something of one of the entries."""
+    for text in told:
+        found = (n for n, one in enumerate(library.messages) if one.find(text))
         yield from [next(found, -1)] if library.takes == "first" else found
 
 
@@ -83,8 +77,9 @@ def test_texts_of_libraries_say_what_is_written_down(record: Record) -> None:
 
 
 def test_every_message_speaks_in_a_text_of_the_record() -> None:
+    told = [entry.text for log in texts() for entry in entries(log, gate(libraries()), more)]
     for library in libraries():
-        spoken = {n for log in texts() for n in speaks(library, log)}
+        spoken = set(speaks(library, told))
         silent = [one.quicks[0] for n, one in enumerate(library.messages) if n not in spoken]
         assert silent == (SILENT.get(library.name, []) if silent else []), library.name
 
@@ -95,6 +90,9 @@ def test_every_message_can_be_reached_and_names_rules_that_exist() -> None:
         for message in library.messages:
             for quick in message.quicks:
                 assert any(word in quick.lower() for word in words), quick
+                assert len(quick.strip()) > 2 or library.takes == "all", (
+                    f"{message.pattern}: say what is quick"
+                )
             for code in (*message.says.codes, *(one for v in message.says.variants for one in v.codes)):
                 find_rule(code)
             assert message.says.source or message.says.kind == "machine", message.quicks

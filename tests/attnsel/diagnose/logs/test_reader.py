@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from attnsel.diagnose.logs.calls import LoggedCall, gather
-from attnsel.diagnose.logs.reader import Entry, entries, lines_of, opened
+from attnsel.diagnose.logs.reader import Entry, entries
+from attnsel.diagnose.text_files import lines_of, opened
 from attnsel.errors import InvalidInput
 from tables import each
 
@@ -85,18 +86,6 @@ def test_ranks_without_prefixes_that_say_the_same_are_counted() -> None:
     chosen = "DEBUG:x:Selected backend = FusedAttention (sub-backend 1)\n"
     (call,) = calls((3 * question + 3 * chosen).encode())
     assert call.times == 3
-
-
-def test_streams_are_followed_each_on_its_own() -> None:
-    told = [
-        ("0", "Running with config={'compute_capability': 'sm90', 'head_dim_qk': 64}"),
-        ("1", "Running with config={'compute_capability': 'sm90', 'head_dim_qk': 512}"),
-        ("0", "Selected backend = FusedAttention (sub-backend 1)"),
-        ("1", "Selected backend = UnfusedDotProductAttention"),
-    ]
-    first, second = calls("".join(f"[rank{rank}]: {text}\n" for rank, text in told).encode())
-    assert (first.params["head_dim_qk"], first.chosen, first.ranks) == (64, ("cudnn",), ("rank 0",))
-    assert (second.params["head_dim_qk"], second.ranks) == (512, ("rank 1",))
 
 
 def test_more_different_calls_than_are_told_apart_are_counted() -> None:
