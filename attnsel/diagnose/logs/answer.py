@@ -100,9 +100,11 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
     logged = {"gpu": GPU, **meant, **there, **call.environment}
     if "gpu" in there and _same("gpu", there["gpu"], logged["gpu"]):
         logged["gpu"] = there["gpu"]  # the card's name says more than the architecture that a message prints
-    where = {*there, *call.environment, *stated.machine}
+    left_out: list[str] = []
+    env = stated.environment or _made(_described, logged, stated.machine, left_out)
+    where = {*there, *call.environment} - {one.partition(" = ")[0] for one in left_out} | {*stated.machine}
     where |= set() if stated.environment is None else {"gpu", *COMPONENTS}
-    env = stated.environment or _made(_described, logged, stated.machine, unread)
+    unread += left_out
     fields = {name: value for name, value in supposed.items() if name not in meant}
     fields = {**library_of(call).usual, **fields, **call.params}
     p = stated.finish(_made(AttentionParams, fields, stated.params, unread))
@@ -110,7 +112,7 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
     return Rebuilt(
         p,
         env,
-        bool(said) or "gpu" in call.environment,
+        bool(said) or "gpu" in {*call.environment} & where,
         tuple(sorted(said | where)),
         tuple(supposed),
         tuple(_assumed(p, env, said | where, supposed)),
@@ -126,7 +128,7 @@ def _same(name: str, one: Any, other: Any) -> bool:
             bare = any(card.name == f"sm{card.arch}" for card in cards)
             return cards[0].arch == cards[1].arch if bare else cards[0] == cards[1]
     if name in COMPONENTS:
-        return str(one).partition("+")[0] == str(other).partition("+")[0]
+        one, other = (str(value).partition("+")[0].partition(".dev")[0] for value in (one, other))
     return bool(one == other)
 
 

@@ -26,8 +26,9 @@ _Key = tuple[Finding, ...]
 _MOST = 2000  # different calls; what is beyond is counted
 _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
-_NEAR = 150  # lines between a frame of attention and the error that ends its traceback
-_BEFORE = 12  # the same where people paste the error first
+_BEFORE = 12  # lines between an error and a frame of attention where people paste the error first
+_NONE = -1000  # the line of a frame that is not there
+ANY = "attention"  # the library of errors that are told only where no other is known
 
 
 class LoggedCall(NamedTuple):
@@ -103,7 +104,7 @@ class _Stream:
     def __init__(self) -> None:
         self.open: dict[str, list[Finding]] = {}
         self.last: _Key | None = None
-        self.frame = -_NEAR  # line of the last frame of attention in a traceback
+        self.frames: dict[str, int] = {}  # by library, line of the last frame of attention in a traceback
         self.waiting: list[tuple[Entry, Finding]] = []  # errors that count if a frame follows soon
 
 
@@ -115,6 +116,7 @@ class Calls:
         self._counts: dict[str, LoggedCall] = {}
         self._machine: dict[str, Finding] = {}
         self._left_out = 0
+        self._others: list[tuple[Finding, Entry]] = []
 
     def add(self, entry: Entry, findings: Iterable[Finding]) -> None:
         """What one entry says."""
@@ -124,13 +126,16 @@ class Calls:
                 if len(self._machine) < _MOST_IN_CALL:
                     self._machine.setdefault(_identity(finding), finding)
             elif finding.kind == "frame":
-                stream.frame = entry.number
-                late, stream.waiting = stream.waiting, []
+                stream.frames[finding.library] = entry.number
+                late = [(there, told) for there, told in stream.waiting if told.library == finding.library]
+                stream.waiting = [one for one in stream.waiting if one not in late]
                 for there, told in late:
-                    if entry.number - there.number <= _BEFORE:
-                        self.add(there, (told._replace(near=False),))
-            elif finding.near and entry.number - stream.frame >= _NEAR:
+                    if entry.number - there.number <= min(_BEFORE, told.near):
+                        self.add(there, (told._replace(near=0),))
+            elif finding.near and entry.number - stream.frames.get(finding.library, _NONE) >= finding.near:
                 stream.waiting = [*stream.waiting, (entry, finding)][-_SHOWN:]
+            elif finding.library == ANY:
+                self._others = [*self._others, (finding, entry)][-1:]
             elif finding.kind in ("chosen", "error"):
                 self._end(stream, finding, entry)
             elif finding.kind == "note" and not stream.open:
@@ -145,11 +150,15 @@ class Calls:
                 self._count(tuple(findings), Entry(0, name, ""))
             stream.open.clear()
         self._drop_told_twice()
+        told = [finding for call in self._counts.values() for finding in call.findings]
+        if not any(finding.kind in ("error", "refusal") for finding in told):
+            for finding, entry in self._others:
+                self._count((finding,), entry)
         calls = [call for call in self._counts.values() if call.times > 0]
         calls.sort(key=lambda call: (-call.times, call.lines[:1]))
         machine = tuple(self._machine.values())
-        told = tuple(_one_incident(_with_meanings(calls, machine)))
-        return Gathered(told, tuple(one for one in machine if one.library != SEEN), self._left_out)
+        meant = tuple(_one_incident(_with_meanings(calls, machine)))
+        return Gathered(meant, tuple(one for one in machine if one.library != SEEN), self._left_out)
 
     def _drop_told_twice(self) -> None:
         """An error that stands alone and says nothing, beside a call of its library that did not run: people
@@ -259,7 +268,8 @@ def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
 
 def _says_nothing(finding: Finding) -> bool:
     """Whether a message is an error without any cause or fact."""
-    facts = finding.params or finding.candidates or finding.codes or finding.known or finding.variants
+    elsewhere = finding.variants and finding.variants[-1].known  # the meaning where the log decides nothing
+    facts = finding.params or finding.candidates or finding.codes or finding.known or elsewhere
     return finding.kind == "error" and not facts
 
 

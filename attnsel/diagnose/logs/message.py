@@ -26,6 +26,8 @@ from attnsel.environment import COMPONENTS
 from attnsel.errors import printable, short
 from attnsel.params import AttentionParams, read_dtype
 
+_NEAR = 150  # lines between a frame of attention and the error that ends its traceback
+
 Kind = Literal["question", "refusal", "chosen", "error", "note", "frame", "machine", "setting"]
 """What a message does:
 
@@ -55,7 +57,8 @@ class Finding(NamedTuple):
     ``codes``: rules that are the cause. ``known``: the cause in a sentence, where no rule computes it, and
     ``link``, where that is written. ``fix``: what to change, in that library's own API. ``unread``: what
     stands there and attnsel has no field for. ``source``: where the message is written: file and releases.
-    ``near``: an error of many causes (memory, a failed launch), which counts only below a frame of attention.
+    ``near``: of an error of many causes (memory, a failed launch), how many lines below a frame of its own
+    library it counts.
     ``variants``: in the place of ``known``, causes of which the rest of the log decides.
     """
 
@@ -72,7 +75,7 @@ class Finding(NamedTuple):
     fix: str = ""
     unread: tuple[str, ...] = ()
     source: str = ""
-    near: bool = False
+    near: int = 0
     variants: tuple[Variant, ...] = ()
 
 
@@ -241,7 +244,7 @@ def _message(
         row["issue"],
         _whole(row["fix"]),
         source=row["source"],
-        near=bool(row["near"]),
+        near=_NEAR if row["near"] == "yes" else int(row["near"] or 0),
     )
     if row["when"]:
         meanings = tuple(

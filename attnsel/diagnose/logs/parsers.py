@@ -78,6 +78,13 @@ def broadcast(match: re.Match[str]) -> Facts | None:
             "fix": f"F.scaled_dot_product_attention(…, enable_gqa=True) (torch 2.5 and newer), or k and v "
             f"with repeat_interleave({a // b}, dim=1) before",
         }
+    if dim == 1 and a and b > a and b % a == 0:
+        return {
+            "params": {"num_heads": a},
+            "known": f"q has {a} heads and k {b}: k and v were repeated for more heads than q has",
+            "fix": "k and v with the heads of q: no repeat_kv where they have all heads already (MLA); "
+            "in a configuration num_key_value_heads that fits num_attention_heads",
+        }
     if dim not in _DIMENSIONS:
         return None
     return {
@@ -207,6 +214,13 @@ def _configuration(text: str) -> dict[str, Any]:
     if params:
         params["is_training"] = False
     return params
+
+
+def mma_tiles(match: re.Match[str]) -> Facts:
+    """Head dimensions, in tiles of 16."""
+    dims = [16 * int(match[name]) for name in ("qk", "vo")]
+    params = {"head_dim_qk": dims[0], "head_dim_v": dims[1], "is_training": False}
+    return {"params": params, "head_dims": "/".join(map(str, dims))}
 
 
 def kernel_name(match: re.Match[str]) -> Facts:

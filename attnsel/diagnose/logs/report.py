@@ -93,7 +93,7 @@ def _facts(answer: AnsweredCall) -> Facts:
     elif rebuilt.described:
         fields = {*AttentionParams.model_fields} - {"tensors"}
         lines.append(tuple(f"{name} {getattr(p, name)}" for name in rebuilt.stated if name in fields))
-    unread = [one for one in rebuilt.unread if rebuilt.described or one.startswith("torch = ")]
+    unread = [one for one in rebuilt.unread if rebuilt.described or one.startswith(("torch = ", "gpu = "))]
     if unread:
         lines.append((f"not used: {unread[0]}", *unread[1:]))
     return Facts(tuple(line for line in lines if line))

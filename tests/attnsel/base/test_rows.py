@@ -38,7 +38,8 @@ FORMS = {
     r"\d+( \d+)*\+?|\D.*|": "code",  # architectures; of a fix, lines of Python
     "data center|workstation|GeForce|Jetson|mining|family|"
     "Instinct|Radeon( PRO)?|Ryzen|Arc|Core|Apple|": "kind",
-    "(yes)?": "familiar pypi old_abi near always_right ahead",
+    "(yes)?": "familiar pypi old_abi always_right ahead",
+    r"(yes|\d+)?": "near",
     "(training|inference)?": "mode",
     "|".join(get_args(Kind)): "does",
     r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes params environment supposed usual when",

@@ -6,6 +6,7 @@ as JSON too. What changed is accepted as tests/support/records.py says.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterator
@@ -19,10 +20,14 @@ from attnsel.diagnose.logs.report import log_document
 from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
 from records import Record
+from tables import each
 
 RECORD = Path(__file__).with_name("answers.txt")
 LOGS = [*sorted(RECORD.parent.glob("made/*.txt")), *sorted(RECORD.parent.glob("cases/*.txt"))]
 DERIVED = {"cudnn_frontend", "head_dim_v", "dtype", "tensors"}  # told in other words than figures
+THREADS = {
+    one["name"]: one for one in csv.DictReader((RECORD.parent / "threads/threads.csv").open(encoding="utf-8"))
+}
 IN_JSON = ("made", "NVIDIA-TransformerEngine-2285.txt")
 
 
@@ -50,6 +55,18 @@ def reports() -> Iterator[str]:
 
 def test_whole_answers_are_as_they_are_written_down(record: Record) -> None:
     record.holds(RECORD, "\n".join(reports()).splitlines())
+
+
+@each("name", [*THREADS])
+def test_a_thread_is_told_its_cause_and_what_helped_there(name: str) -> None:
+    thread, log = THREADS[name], (RECORD.parent / f"threads/{name}.txt").read_text(encoding="utf-8")
+    text = to_text(log_document(explained(gather(log.splitlines()), Stated())), 99)
+    verdict = re.split(r"\n *(?:Why|What helps|What the log says)\n", text)[0]
+    helps = " ".join(re.findall(r"What helps\n(.*?)\n *What the log says\n", text, re.DOTALL))
+    for cell, place in (("says", verdict), ("helps", helps)):
+        assert re.search(thread[cell], " ".join(place.split())), (cell, place)
+    assert not thread["never"] or not re.search(thread["never"], " ".join(text.split())), text
+    assert all(code in text for code in thread["codes"].split()), text
 
 
 def test_four_ways_help_and_none_that_is_not_worth_showing() -> None:

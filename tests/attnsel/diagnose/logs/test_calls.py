@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from attnsel.diagnose.logs.answer import Stated, rebuild
 from attnsel.diagnose.logs.calls import SEEN, Calls, Gathered, LoggedCall
-from attnsel.diagnose.logs.message import Finding, Kind, Message, Variant
+from attnsel.diagnose.logs.message import Finding, Kind, Variant
 from attnsel.diagnose.logs.reader import Entry
 from tables import each
 
@@ -69,10 +69,11 @@ def test_a_refusal_without_kernels_is_about_those_before_it() -> None:
 
 
 def test_what_has_many_causes_counts_near_a_frame_alone() -> None:
-    near = {"b": {"near": True}}
     for distance, calls in ((1, 1), (149, 1), (150, 0), (151, 0)):
-        assert len(gathered((7, "@a"), (7 + distance, "!b=k"), **near).calls) == calls, distance
-    assert len(gathered((7, "@a", "r0"), (8, "!b=k", "r1"), **near).calls) == 0
+        found = gathered((7, "@b"), (7 + distance, "!b=k"), b={"near": 150})
+        assert len(found.calls) == calls, distance
+    for frame in ((7, "@b", "r0"), (7, "@by")):  # of another stream, of another library
+        assert not gathered(frame, (8, "!b=k"), b={"near": 150}).calls
 
 
 def test_facts_tell_calls_apart_and_the_last_said_wins() -> None:
@@ -142,27 +143,6 @@ def test_the_rest_of_a_log_decides_what_is_meant(
     findings = [f for call in found.calls for f in call.findings]
     assert [(f.known, f.fix, f.codes) for f in findings] == ([] if meant is None else [meant])
     assert [f.text for f in found.machine] == ["m"], "what was seen is nothing of the machine"
-
-
-def test_words_of_a_message_stand_in_its_sentences() -> None:
-    meant = (Variant("v {what}", "w {size}"),)
-    said = Finding(
-        "x", "error", "", known="{what} of {size}{none} and {more}", fix="no {what}", variants=meant
-    )
-    one = Message(
-        said,
-        pattern=r"bad (?P<what>\w+)(?P<none>\d)?",
-        read=lambda match: None if match["what"] == "luck" else {"size": 7, "params": {"dtype": "fp16"}},
-    )
-    found = one.find("a bad thing")
-    assert found is not None
-    assert (found.known, found.fix, found.params) == (
-        "thing of 7 and {more}",
-        "no thing",
-        {"dtype": "fp16"},
-    )
-    assert found.variants == (Variant("v thing", "w 7"),)
-    assert one.find("a bad luck") is None
 
 
 def test_a_question_is_rebuilt_from_what_is_said_and_supposed() -> None:
