@@ -42,6 +42,13 @@ _LOGS = re.compile(
     r"(?:rank_zero_|_?warn_once|_?log_once|_?print_once|print_\w*|info_on\w*|warning_on\w*)\w*|raise_\w+"
 )
 _LOGGERS = re.compile(r"(?i)log|warn|\b_?L\b|self\.fa_logger|attention_log|rank_?0")
+_FORMAT = re.compile(r"%[-+.\d]*[sdrfxgi]")  # of a logger's call, whose values are arguments of their own
+
+
+def _slot(at: re.Match[str]) -> str:
+    return HOLE.format("words" if at[0][-1] in "sr" else "number")
+
+
 _COLLECTS = re.compile(r"(?i)reason|error|message|msg|problem|invalid|unsupported|why|issues")
 _REFUSES = ("fail", "skip", "_fail", "reject", "_reject", "refuse", "unimplemented", "unimplemented_v2")
 _RETURNS = re.compile(
@@ -160,7 +167,7 @@ def _of_call(call: ast.Call, texts: object) -> Iterator[tuple[str, str]]:
         given = values[0].body if isinstance(values[0], ast.Lambda) else values[0]
         parts = [texts(given)] if len(values) == 1 else [texts(value) for value in values]  # type: ignore[operator]
         for text in parts[0] if len(parts) == 1 else [" ".join(part[0] for part in parts if part)]:
-            yield how, text
+            yield how, _FORMAT.sub(_slot, text) if how == "log" else text
 
 
 def _texts(value: ast.expr, local: dict[str, list[ast.expr]], module: _Module, depth: int) -> list[str]:

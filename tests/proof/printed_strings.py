@@ -164,6 +164,10 @@ def _git(folder: Path, *command: str) -> bytes:
 # ---- whether the reader knows it -----------------------------------------------------------------------
 
 _VALUES = (  # what is put into a hole, by its name
+    (r"^reasons_str$", "{FLASH_ATTN: [head_size not supported]}"),
+    (r"^device_name$", "cuda"),
+    (r"^words$", "FLASH_ATTN"),
+    (r"invalid_reasons$", "['head_size not supported']"),
     (r"(?i)dtype|scalar_type|type$", "torch.float32"),
     (r"(?i)version|__version__|release", "2.8.3"),
     (r"(?i)device", "cuda:0"),
@@ -179,7 +183,7 @@ _VALUES = (  # what is put into a hole, by its name
     ),
     (r"(?i)exc|err|^e$|reason|msg|message|why", "something went wrong here"),
 )  # fmt: skip
-_ALIKE = ("72", "flash_attn", "torch.float32", "2.8.3", "[2, 8, 1024, 72]", "90", "cuda:0", "(9, 0)", "Float")
+_ALIKE = ("72", "flash_attn", "FLASH_ATTN", "torch.float32", "2.8.3", "[2, 8, 1024, 72]", "90", "cuda:0", "(9, 0)", "Float")
 _NO_CAUSE = ("frame", "machine", "setting", "question")
 _PREFIX = {
     "TORCH_WARN": "UserWarning: ",
