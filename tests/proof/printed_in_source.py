@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 HOLE = "⟨{}⟩"
@@ -102,13 +102,13 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
 def _assigned(nodes: list[ast.stmt] | Iterator[ast.AST]) -> dict[str, list[ast.expr]]:
     found: dict[str, list[ast.expr]] = {}
     for node in nodes:
+        target = getattr(node, "target", None)
         if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    found.setdefault(target.id, []).append(node.value)
-        elif isinstance(node, (ast.AnnAssign, ast.AugAssign)) and isinstance(node.target, ast.Name):
-            if node.value is not None:
-                found.setdefault(node.target.id, []).append(node.value)
+            for one in node.targets:
+                if isinstance(one, ast.Name):
+                    found.setdefault(one.id, []).append(node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.AugAssign)) and node.value and isinstance(target, ast.Name):
+            found.setdefault(target.id, []).append(node.value)
     return found
 
 
@@ -138,7 +138,7 @@ def _of_function(module: _Module, name: str, node: ast.AST) -> Iterator[tuple[st
                             yield "reason", text
 
 
-def _of_call(call: ast.Call, texts: object) -> Iterator[tuple[str, str]]:
+def _of_call(call: ast.Call, texts: Callable[[ast.expr], list[str]]) -> Iterator[tuple[str, str]]:
     if not call.args:
         return
     whole = ast.unparse(call.func)
@@ -158,7 +158,7 @@ def _of_call(call: ast.Call, texts: object) -> Iterator[tuple[str, str]]:
         how = "reason"
     if how:
         given = values[0].body if isinstance(values[0], ast.Lambda) else values[0]
-        parts = [texts(given)] if len(values) == 1 else [texts(value) for value in values]  # type: ignore[operator]
+        parts = [texts(given)] if len(values) == 1 else [texts(value) for value in values]
         for text in parts[0] if len(parts) == 1 else [" ".join(part[0] for part in parts if part)]:
             yield how, text
 

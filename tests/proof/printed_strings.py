@@ -57,8 +57,8 @@ class Source(NamedTuple):
 
     ``releases``: the newest ones. ``fetch``: "pip NAME==VERSION", "git OWNER/NAME REFERENCE" or
     "folder PATH", with {release} in it. ``files``: a pattern of paths; ``inside``: of a compiled library, of
-    the paths of the sources that it names. ``functions``: a pattern of functions, all where there is none. ``reasons``: in
-    which words texts are printed that a function collects or returns.
+    the paths of the sources that it names. ``functions``: a pattern of functions, all where there is none.
+    ``reasons``: in which words texts are printed that a function collects or returns.
     """
 
     library: str
@@ -164,6 +164,7 @@ def _git(folder: Path, *command: str) -> bytes:
 # ---- whether the reader knows it -----------------------------------------------------------------------
 
 _VALUES = (  # what is put into a hole, by its name
+    (r"^x$|^(?:tensor_)?name$", "cu_seqlens_q"),
     (r"(?i)dtype|scalar_type|type$", "torch.float32"),
     (r"(?i)version|__version__|release", "2.8.3"),
     (r"(?i)device", "cuda:0"),
@@ -179,8 +180,19 @@ _VALUES = (  # what is put into a hole, by its name
     ),
     (r"(?i)exc|err|^e$|reason|msg|message|why", "something went wrong here"),
 )  # fmt: skip
-_ALIKE = ("72", "flash_attn", "torch.float32", "2.8.3", "[2, 8, 1024, 72]", "90", "cuda:0", "(9, 0)", "Float")
-_NO_CAUSE = ("frame", "machine", "setting", "question")
+_ALIKE = (
+    "72",
+    "flash_attn",
+    "torch.float32",
+    "2.8.3",
+    "[2, 8, 1024, 72]",
+    "90",
+    "cuda:0",
+    "(9, 0)",
+    "Float",
+    "memory_efficient_attention_forward",
+)
+_NO_CAUSE = ("frame", "machine", "setting")
 _PREFIX = {
     "TORCH_WARN": "UserWarning: ",
     "warn": "UserWarning: ",
@@ -200,7 +212,7 @@ def filled(text: str) -> Iterator[str]:
     yield re.sub("⟨([^⟩]*)⟩", by_name, text)
     if "⟨" in text:
         for value in _ALIKE:
-            yield re.sub("⟨[^⟩]*⟩", lambda at, value=value: value, text)  # type: ignore[misc]
+            yield re.sub("⟨[^⟩]*⟩", lambda at, value=value: value, text)
 
 
 @lru_cache(maxsize=1)
@@ -212,10 +224,10 @@ def _more(line: str) -> More:
     return next((how for library in libraries() if (how := library.more(line))), "")
 
 
-def known_by(text: str, how: str, reasons: str = "") -> str:
+def known_by(text: str, how: str, file: str, function: str, reasons: str = "") -> str:
     """Which message of attnsel/diagnose/logs knows a text, as "library: what it looks for"; "" for none."""
     kind = how.partition(" ")[2]
-    prefix = _PREFIX.get(how, f"{kind or 'RuntimeError'}: ")
+    prefix = _PREFIX.get(how, f"{kind or 'RuntimeError'}: ").format(file=file, function=function)
     for one in filled(text):
         printed = reasons.format(one) if how == "reason" and reasons else prefix + one
         for entry in entries(printed.splitlines(), _gate(), _more):
@@ -271,7 +283,10 @@ def report(library: str, places: Places) -> list[dict[str, str]]:
     made = []
     for (file, text), told in sorted(found.items()):
         by, about = "", KNOWN
-        by = next((by for how in told["how"] if (by := known_by(text, how, reasons[file]))), "")
+        asked = [
+            (text, how, file, function, reasons[file]) for how in told["how"] for function in told["function"]
+        ]
+        by = next((by for one in asked[:6] if (by := known_by(*one))), "")
         if not by:
             by = next((one.why for one in decided if one.is_about(library, told["function"], text)), "")
             about = APART if by else UNKNOWN
