@@ -160,7 +160,8 @@ def _of_call(call: ast.Call, texts: Callable[[ast.expr], list[str]]) -> Iterator
         given = values[0].body if isinstance(values[0], ast.Lambda) else values[0]
         parts = [texts(given)] if len(values) == 1 else [texts(value) for value in values]
         for text in parts[0] if len(parts) == 1 else [" ".join(part[0] for part in parts if part)]:
-            yield how, text
+            logged = re.sub(r"%[\d.]*[sdrfxi]", HOLE.format("value"), text) if len(call.args) > 1 else text
+            yield how, logged if how == "log" else text
 
 
 def _texts(value: ast.expr, local: dict[str, list[ast.expr]], module: _Module, depth: int) -> list[str]:

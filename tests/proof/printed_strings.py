@@ -191,15 +191,16 @@ _ALIKE = (
     "(9, 0)",
     "Float",
     "memory_efficient_attention_forward",
+    "FusedAttention",
+    "{'compute_capability': 'sm90', 'head_dim_qk': 64}",
 )
 _NO_CAUSE = ("frame", "machine", "setting")
+_NVTE = "RuntimeError: /{file}:72 in function {function}: "
 _PREFIX = {
-    "TORCH_WARN": "UserWarning: ",
-    "warn": "UserWarning: ",
-    "log": "",
-    "print": "",
-    "stream": "",
-    "reason": "",
+    **dict.fromkeys(("TORCH_WARN", "warn"), "UserWarning: "),
+    **dict.fromkeys(("log", "print", "stream", "reason", "printf", "fprintf"), ""),
+    **dict.fromkeys(("NVTE_CHECK", "NVTE_ERROR", "throw"), _NVTE),
+    "RETURN_CUDNN_FRONTEND_ERROR_IF": "RuntimeError: cuDNN Frontend error: ",
 }
 
 
