@@ -155,7 +155,7 @@ def _demangled(names: list[str]) -> dict[str, str]:
 def plain_name(name: str) -> str:
     """A function's name without arguments, templates and what a compiler adds."""
     name = name.replace("(anonymous namespace)::", "").replace("[abi:cxx11]", "")
-    name = re.sub(r"\[clone [^\]]*\]", "", name).partition("::{lambda")[0]
+    name = re.sub(r"\[clone [^\]]*\]|\.cold\b", "", name).partition("::{lambda")[0]
     while (less := re.sub(r"<[^<>]*>", "", name)) != name:
         name = less
     while (less := re.sub(r"\([^()]*\)", "", name)) != name:
@@ -209,7 +209,7 @@ def _messages(
                         r"^.*?/(?=aten/|transformer_engine/common/|c10/)", "", paths[-1].rstrip(":")
                     )
                     text = _text([one for one in pieces if not _PATH.fullmatch(one)], function)
-                    if re.search(r"[A-Za-z]{3}.* ", text):
+                    if len(re.findall(r"[A-Za-z]{3}", text.replace("value", ""))) > 1:
                         yield how, file, text
                 pieces.clear()
 
@@ -222,7 +222,7 @@ def _text(pieces: list[str], function: str) -> str:
     kept = [one for one in kept if one not in _FROM_ELSEWHERE]
     if not kept:
         return ""
-    last_first = kept[0].startswith(_REST) or "Assertion failed" in "".join(kept[1:])
+    last_first = kept[0].lstrip().startswith(_REST) or "Assertion failed" in "".join(kept[1:])
     if last_first:  # the pieces are arguments, which are put on the stack from the last on
         kept.reverse()
     asserted = [match for one in kept if (match := _ASSERT.match(one))]

@@ -59,7 +59,7 @@ def python_texts(file: str, source: str, functions: str = "") -> Iterator[Printe
     for name, node in module.functions():
         if wanted is None or wanted.search(name):
             for how, text in _of_function(module, name, node):
-                if re.search(r"[A-Za-z]{3}", re.sub("⟨[^⟩]*⟩", "", text)):
+                if re.search(r"[A-Za-z]{3}.*\s|\s.*[A-Za-z]{3}", re.sub("⟨[^⟩]*⟩", " ", text), re.DOTALL):
                     yield Printed(file, name, how, text)
 
 
@@ -177,7 +177,10 @@ def _texts(value: ast.expr, local: dict[str, list[ast.expr]], module: _Module, d
     if isinstance(value, ast.JoinedStr):
         made = ""
         for part in value.values:
-            made += str(part.value) if isinstance(part, ast.Constant) else hole(ast.unparse(part.value))  # type: ignore[attr-defined]
+            inner = part.value if isinstance(part, ast.FormattedValue) else part
+            known = local.get(inner.id, []) if isinstance(inner, ast.Name) else [inner]
+            fixed = known[0] if len(known) == 1 and isinstance(known[0], ast.Constant) else None
+            made += hole(ast.unparse(inner)) if fixed is None else str(fixed.value)
         return [made]
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
         left, right = of(value.left), of(value.right)

@@ -111,7 +111,8 @@ _XFORMERS = Library(
     (
         Message(
             ("No operator found for `memory_efficient_attention", "does not support inputs:"),
-            r"No operator found for `memory_eff|Operator `memory_efficient_attention\w{0,60}` does not support inputs:",
+            "No operator found for `memory_efficient_attention|"
+            r"Operator `memory_efficient_attention\w{0,60}` does not support inputs:",
             kind="question",
             more="indented",
             read=_question,
