@@ -155,7 +155,7 @@ def _demangled(names: list[str]) -> dict[str, str]:
 def plain_name(name: str) -> str:
     """A function's name without arguments, templates and what a compiler adds."""
     name = name.replace("(anonymous namespace)::", "").replace("[abi:cxx11]", "")
-    name = re.sub(r"\[clone [^\]]*\]", "", name).partition("::{lambda")[0]
+    name = re.sub(r"\[clone [^\]]*\]|\.cold\b", "", name).partition("::{lambda")[0]
     while (less := re.sub(r"<[^<>]*>", "", name)) != name:
         name = less
     while (less := re.sub(r"\([^()]*\)", "", name)) != name:
@@ -165,10 +165,25 @@ def plain_name(name: str) -> str:
 
 
 _PATH = re.compile(r"[\w./-]+\.(?:h|hpp|cpp|cc|cu|cuh):?")
-_ASSERT = re.compile(
-    r"(.*?) INTERNAL ASSERT FAILED at .*?(?:, please report a bug to PyTorch\.|$)", re.DOTALL
+_ASSERT = re.compile(r'(.*?) INTERNAL ASSERT FAILED at "?(?:[^"]*?/(?=aten/))?([\w./-]*).*', re.DOTALL)
+_REST = (
+    ".",
+    ",",
+    ")",
+    ";",
+    "and ",
+    "instead",
+    "for K",
+    "kb)",
+    "key/value tokens",
+    "dims but",
+    "-D tensor",
+    "didn't",
 )
 _COULD = re.compile(r"\s*\(Could this error message be improved\?.*?\)\s*$", re.DOTALL)
+
+
+_FROM_ELSEWHERE = (": ", " in function ", "cannot create std::vector larger than max_size()")
 
 
 def _messages(
@@ -194,7 +209,7 @@ def _messages(
                         r"^.*?/(?=aten/|transformer_engine/common/|c10/)", "", paths[-1].rstrip(":")
                     )
                     text = _text([one for one in pieces if not _PATH.fullmatch(one)], function)
-                    if re.search(r"[A-Za-z]{3}.* ", text):
+                    if len(re.findall(r"[A-Za-z]{3}", text.replace("value", ""))) > 1:
                         yield how, file, text
                 pieces.clear()
 
@@ -204,12 +219,16 @@ def _text(pieces: list[str], function: str) -> str:
     others."""
     told = [_COULD.sub("", one) for one in dict.fromkeys(pieces) if one != function]
     kept = [one for one in told if not re.fullmatch(r"[\w:]+|operator\(\)", one)] or told
+    kept = [one for one in kept if one not in _FROM_ELSEWHERE]
+    if not kept:
+        return ""
+    last_first = kept[0].lstrip().startswith(_REST) or "Assertion failed" in "".join(kept[1:])
+    if last_first:  # the pieces are arguments, which are put on the stack from the last on
+        kept.reverse()
     asserted = [match for one in kept if (match := _ASSERT.match(one))]
     if asserted:
         others = [one for one in kept if not _ASSERT.match(one)]
-        kept = [
-            f"{asserted[0][1]} INTERNAL ASSERT FAILED at ⟨file⟩, please report a bug to PyTorch. ",
-            *others[:1],
-        ]
-        return "".join(kept).strip()
-    return "⟨value⟩".join(kept).strip()
+        failed = f'{asserted[0][1]} INTERNAL ASSERT FAILED at "{asserted[0][2]}":⟨line⟩'
+        return " ".join([f"{failed}, please report a bug to PyTorch.", *others[:1]]).strip()
+    text = "⟨value⟩".join(kept)
+    return f"{text.strip()} ⟨value⟩" if text[-1:].isspace() else text.strip()

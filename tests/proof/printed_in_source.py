@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 HOLE = "⟨{}⟩"
@@ -42,13 +42,6 @@ _LOGS = re.compile(
     r"(?:rank_zero_|_?warn_once|_?log_once|_?print_once|print_\w*|info_on\w*|warning_on\w*)\w*|raise_\w+"
 )
 _LOGGERS = re.compile(r"(?i)log|warn|\b_?L\b|self\.fa_logger|attention_log|rank_?0")
-_FORMAT = re.compile(r"%[-+.\d]*[sdrfxgi]")  # of a logger's call, whose values are arguments of their own
-
-
-def _slot(at: re.Match[str]) -> str:
-    return HOLE.format("words" if at[0][-1] in "sr" else "number")
-
-
 _COLLECTS = re.compile(r"(?i)reason|error|message|msg|problem|invalid|unsupported|why|issues")
 _REFUSES = ("fail", "skip", "_fail", "reject", "_reject", "refuse", "unimplemented", "unimplemented_v2")
 _RETURNS = re.compile(
@@ -66,7 +59,7 @@ def python_texts(file: str, source: str, functions: str = "") -> Iterator[Printe
     for name, node in module.functions():
         if wanted is None or wanted.search(name):
             for how, text in _of_function(module, name, node):
-                if re.search(r"[A-Za-z]{3}", re.sub("⟨[^⟩]*⟩", "", text)):
+                if re.search(r"[A-Za-z]{3}.*\s|\s.*[A-Za-z]{3}", re.sub("⟨[^⟩]*⟩", " ", text), re.DOTALL):
                     yield Printed(file, name, how, text)
 
 
@@ -109,13 +102,13 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
 def _assigned(nodes: list[ast.stmt] | Iterator[ast.AST]) -> dict[str, list[ast.expr]]:
     found: dict[str, list[ast.expr]] = {}
     for node in nodes:
+        target = getattr(node, "target", None)
         if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    found.setdefault(target.id, []).append(node.value)
-        elif isinstance(node, (ast.AnnAssign, ast.AugAssign)) and isinstance(node.target, ast.Name):
-            if node.value is not None:
-                found.setdefault(node.target.id, []).append(node.value)
+            for one in node.targets:
+                if isinstance(one, ast.Name):
+                    found.setdefault(one.id, []).append(node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.AugAssign)) and node.value and isinstance(target, ast.Name):
+            found.setdefault(target.id, []).append(node.value)
     return found
 
 
@@ -145,7 +138,7 @@ def _of_function(module: _Module, name: str, node: ast.AST) -> Iterator[tuple[st
                             yield "reason", text
 
 
-def _of_call(call: ast.Call, texts: object) -> Iterator[tuple[str, str]]:
+def _of_call(call: ast.Call, texts: Callable[[ast.expr], list[str]]) -> Iterator[tuple[str, str]]:
     if not call.args:
         return
     whole = ast.unparse(call.func)
@@ -165,9 +158,10 @@ def _of_call(call: ast.Call, texts: object) -> Iterator[tuple[str, str]]:
         how = "reason"
     if how:
         given = values[0].body if isinstance(values[0], ast.Lambda) else values[0]
-        parts = [texts(given)] if len(values) == 1 else [texts(value) for value in values]  # type: ignore[operator]
+        parts = [texts(given)] if len(values) == 1 else [texts(value) for value in values]
         for text in parts[0] if len(parts) == 1 else [" ".join(part[0] for part in parts if part)]:
-            yield how, _FORMAT.sub(_slot, text) if how == "log" else text
+            logged = re.sub(r"%[\d.]*[sdrfxi]", HOLE.format("value"), text) if len(call.args) > 1 else text
+            yield how, logged if how == "log" else text
 
 
 def _texts(value: ast.expr, local: dict[str, list[ast.expr]], module: _Module, depth: int) -> list[str]:
@@ -183,7 +177,10 @@ def _texts(value: ast.expr, local: dict[str, list[ast.expr]], module: _Module, d
     if isinstance(value, ast.JoinedStr):
         made = ""
         for part in value.values:
-            made += str(part.value) if isinstance(part, ast.Constant) else hole(ast.unparse(part.value))  # type: ignore[attr-defined]
+            inner = part.value if isinstance(part, ast.FormattedValue) else part
+            known = local.get(inner.id, []) if isinstance(inner, ast.Name) else [inner]
+            fixed = known[0] if len(known) == 1 and isinstance(known[0], ast.Constant) else None
+            made += hole(ast.unparse(inner)) if fixed is None else str(fixed.value)
         return [made]
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
         left, right = of(value.left), of(value.right)

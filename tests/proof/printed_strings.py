@@ -8,7 +8,7 @@
 fetched and which of their files hold attention. A new library is a row there. ``LIBRARY.csv`` beside it is
 the report, a row for each text: ``known``, by which message of attnsel/diagnose/logs (the reader itself is
 asked, with values in the holes); ``not about a choice``, and why; or ``unknown``. Why is written by hand in
-``decisions.csv``, by library, function and text, in which * stands for anything; everything else is made.
+``decisions.csv``, by library, function and text; everything else is made, so a new text comes up as unknown.
 
 Sources come from PyPI (``pip download`` of wheels, some hundreds of MB; --cache keeps them), from git
 (--mirrors: a folder with OWNER+NAME/repo; else they are cloned from GitHub) or lie unpacked below --sources,
@@ -29,9 +29,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import islice, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ REPORTS = HERE / "data" / "printed_strings"
 if str(HERE) not in sys.path:  # as a program this folder is on the path anyway
     sys.path.insert(0, str(HERE))
 
-from attnsel.diagnose.logs.message import SEEN, More, gate  # noqa: E402
+from attnsel.diagnose.logs.message import SEEN, Message, More, gate  # noqa: E402
 from attnsel.diagnose.logs.parsers import libraries  # noqa: E402
 from attnsel.diagnose.logs.reader import entries  # noqa: E402
 from printed_in_source import Printed, cpp_texts, python_texts  # noqa: E402
@@ -57,8 +57,8 @@ class Source(NamedTuple):
 
     ``releases``: the newest ones. ``fetch``: "pip NAME==VERSION", "git OWNER/NAME REFERENCE" or
     "folder PATH", with {release} in it. ``files``: a pattern of paths; ``inside``: of a compiled library, of
-    the paths of the sources that it names. ``functions``: a pattern of functions, all where there is none. ``reasons``: in
-    which words texts are printed that a function collects or returns.
+    the paths of the sources that it names. ``functions``: a pattern of functions, all where there is none.
+    ``reasons``: in which words texts are printed that a function collects or returns.
     """
 
     library: str
@@ -76,6 +76,7 @@ class Places(NamedTuple):
     sources: Path
 
 
+@lru_cache(maxsize=1)
 def sources() -> list[Source]:
     return [Source(**row) for row in rows_of(REPORTS / "sources.csv")]
 
@@ -87,8 +88,8 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def texts_of(source: Source, release: str, places: Places) -> list[Printed]:
     """What one release prints, read once."""
-    readers = [path.read_bytes() for path in sorted(HERE.glob("printed_in_*.py"))]
-    key = hashlib.sha256(b"".join([json.dumps([source[:-1], release]).encode(), *readers])).hexdigest()[:24]
+    reader = HERE / ("printed_in_library.py" if source.inside else "printed_in_source.py")
+    key = hashlib.sha256(json.dumps([source[:-1], release]).encode() + reader.read_bytes()).hexdigest()[:24]
     kept = places.cache / "texts" / f"{key}.json"
     if kept.exists():
         return [Printed(*one) for one in json.loads(kept.read_text(encoding="utf-8"))]
@@ -164,12 +165,13 @@ def _git(folder: Path, *command: str) -> bytes:
 # ---- whether the reader knows it -----------------------------------------------------------------------
 
 _VALUES = (  # what is put into a hole, by its name
-    (r"^reasons_str$", "{FLASH_ATTN: [head_size not supported]}"),
+    (r"^x$|^(?:tensor_)?name$", "cu_seqlens_q"),
     (r"^device_name$", "cuda"),
-    (r"^words$", "FLASH_ATTN"),
+    (r"^reasons_str$", "{FLASH_ATTN: [head_size not supported]}"),
     (r"invalid_reasons$", "['head_size not supported']"),
     (r"(?i)dtype|scalar_type|type$", "torch.float32"),
     (r"(?i)version|__version__|release", "2.8.3"),
+    (r"(?i)layout|format", "bshd"),
     (r"(?i)device", "cuda:0"),
     (r"(?i)shape|sizes|stride", "[2, 8, 1024, 72]"),
     (r"(?i)arch|capab|sm_|^cc$|^sm$|major", "90"),
@@ -183,15 +185,30 @@ _VALUES = (  # what is put into a hole, by its name
     ),
     (r"(?i)exc|err|^e$|reason|msg|message|why", "something went wrong here"),
 )  # fmt: skip
-_ALIKE = ("72", "flash_attn", "FLASH_ATTN", "torch.float32", "2.8.3", "[2, 8, 1024, 72]", "90", "cuda:0", "(9, 0)", "Float")
-_NO_CAUSE = ("frame", "machine", "setting", "question")
+_ALIKE = (
+    "72",
+    "flash_attn",
+    "FLASH_ATTN",
+    "torch.float32",
+    "2.8.3",
+    "[2, 8, 1024, 72]",
+    "90",
+    "cuda:0",
+    "cpu",
+    "(9, 0)",
+    "Float",
+    "memory_efficient_attention_forward",
+    "FusedAttention",
+    "False",
+    "{'compute_capability': 'sm90', 'head_dim_qk': 64}",
+)
+_NO_CAUSE = ("frame", "machine", "setting")
+_NVTE = "RuntimeError: /{file}:72 in function {function}: "
 _PREFIX = {
-    "TORCH_WARN": "UserWarning: ",
-    "warn": "UserWarning: ",
-    "log": "",
-    "print": "",
-    "stream": "",
-    "reason": "",
+    **dict.fromkeys(("TORCH_WARN", "warn"), "UserWarning: "),
+    **dict.fromkeys(("log", "print", "stream", "reason", "printf", "fprintf"), ""),
+    **dict.fromkeys(("NVTE_CHECK", "NVTE_ERROR", "throw"), _NVTE),
+    "RETURN_CUDNN_FRONTEND_ERROR_IF": "RuntimeError: cuDNN Frontend error: ",
 }
 
 
@@ -202,9 +219,12 @@ def filled(text: str) -> Iterator[str]:
         return next((value for pattern, value in _VALUES if re.search(pattern, at[1])), "72")
 
     yield re.sub("⟨([^⟩]*)⟩", by_name, text)
+    if "⟨value⟩" in text:  # of machine code nobody knows whether something stands between two pieces
+        yield re.sub(r"(?<=[:=(\[{])( ?)⟨value⟩", r"\g<1>72", text).replace("⟨value⟩", "")
     if "⟨" in text:
         for value in _ALIKE:
-            yield re.sub("⟨[^⟩]*⟩", lambda at, value=value: value, text)  # type: ignore[misc]
+            yield re.sub("⟨[^⟩]*⟩", lambda at, value=value: value, text)
+        yield re.sub("⟨[^⟩]*⟩", "FLASH_ATTN", re.sub("⟨[^⟩]*⟩", "72", text, count=1))
 
 
 @lru_cache(maxsize=1)
@@ -216,71 +236,73 @@ def _more(line: str) -> More:
     return next((how for library in libraries() if (how := library.more(line))), "")
 
 
-def known_by(text: str, how: str, reasons: str = "") -> str:
-    """Which message of attnsel/diagnose/logs knows a text, as "library: what it looks for"; "" for none."""
+@lru_cache(maxsize=1)
+def _messages() -> dict[str, list[tuple[str, Message]]]:
+    """What can know a text, under the name that a report has for it: "library: what it looks for"."""
+    found: dict[str, list[tuple[str, Message]]] = {}
+    for library in libraries():
+        if library.name not in (SEEN, "the machine"):
+            for message in library.messages:
+                if message.kind not in _NO_CAUSE:
+                    name = f"{library.name}: {message.quicks[0].strip()[:60]}"
+                    found.setdefault(name, []).append((library.name, message))
+    return found
+
+
+def known_by(text: str, how: str, file: str, function: str, reasons: str = "", by: str = "") -> str:
+    """Which message of attnsel/diagnose/logs knows a text, "" for none; ``by``: the one that is asked."""
     kind = how.partition(" ")[2]
-    prefix = _PREFIX.get(how, f"{kind or 'RuntimeError'}: ")
+    prefix = _PREFIX.get(how, f"{kind or 'RuntimeError'}: ").format(file=file, function=function)
+    among = {by: _messages().get(by, [])} if by else _messages()
     for one in filled(text):
         printed = reasons.format(one) if how == "reason" and reasons else prefix + one
         for entry in entries(printed.splitlines(), _gate(), _more):
-            for library in libraries():
-                if library.name in (SEEN, "the machine"):
-                    continue
-                for message in library.messages:
-                    told = None if message.kind in _NO_CAUSE else message.find(library.name, entry.text)
-                    if told is not None:
-                        return f"{library.name}: {message.quicks[0].strip()[:60]}"
+            for name, messages in among.items():
+                if any(message.find(library, entry.text) for library, message in messages):
+                    return name
     return ""
+
+
+def _ways(library: str, row: Mapping[str, str]) -> Iterator[tuple[str, str, str, str, str]]:
+    """How a row's text is printed: by each of the ways and functions, six at most."""
+    reads = (one for one in sources() if one.library == library and one.reasons)
+    reasons = next((one.reasons for one in reads if re.search(one.files, row["file"])), "")
+    both = product(row["how"].split("; "), row["function"].split("; "))
+    return ((row["text"], how, row["file"], function, reasons) for how, function in islice(both, 6))
+
+
+def still_known(library: str, row: Mapping[str, str]) -> bool:
+    """Whether the message that a report names knows the row's text."""
+    return any(known_by(*way, row["by"]) for way in _ways(library, row))
 
 
 # ---- the report ----------------------------------------------------------------------------------------
 
 
-class Decision(NamedTuple):
-    """Why a text is not about a choice; * in ``function`` and ``text`` stands for anything."""
-
-    library: str
-    function: str
-    text: str
-    why: str
-
-    def is_about(self, library: str, functions: Iterable[str], text: str) -> bool:
-        return (
-            self.library == library
-            and _fits(self.text, text)
-            and all(_fits(self.function, one) for one in functions)
-        )
-
-
-def _fits(pattern: str, text: str) -> bool:
-    return fnmatchcase(text, re.sub(r"([\[?])", r"[\1]", pattern)) or pattern == text
-
-
-def decisions() -> list[Decision]:
-    return [Decision(**row) for row in rows_of(REPORTS / "decisions.csv")]
+def decisions(library: str) -> dict[tuple[str, str], str]:
+    """Why a text is not about a choice, by the functions that print it and the text."""
+    rows = rows_of(REPORTS / "decisions.csv")
+    return {(row["function"], row["text"]): row["why"] for row in rows if row["library"] == library}
 
 
 def report(library: str, places: Places) -> list[dict[str, str]]:
     """A row for each text of a library, by file and text."""
     found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
-    reasons: dict[str, str] = {}
     for source in sources():
         if source.library == library:
             for release in source.releases.split():
                 for one in texts_of(source, release, places):
                     told = found.setdefault((one.file, one.text), {"how": {}, "function": {}, "releases": {}})
                     told["how"][one.how] = told["function"][one.function] = told["releases"][release] = None
-                    reasons[one.file] = source.reasons
-    decided = [one for one in decisions() if one.library == library]
+    decided = decisions(library)
     made = []
     for (file, text), told in sorted(found.items()):
-        by, about = "", KNOWN
-        by = next((by for how in told["how"] if (by := known_by(text, how, reasons[file]))), "")
+        row = {"text": text, "file": file, **{name: "; ".join(values) for name, values in told.items()}}
+        by, about = next((by for way in _ways(library, row) if (by := known_by(*way))), ""), KNOWN
         if not by:
-            by = next((one.why for one in decided if one.is_about(library, told["function"], text)), "")
+            by = decided.get((row["function"], text), "")
             about = APART if by else UNKNOWN
-        names = {name: "; ".join(values) for name, values in told.items()}
-        made.append({"text": text, "about": about, "by": by, "file": file, **names})
+        made.append({**row, "about": about, "by": by})
     return made
 
 

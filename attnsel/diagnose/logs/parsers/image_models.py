@@ -110,19 +110,15 @@ _XFORMERS = Library(
     "'No operator found for memory_efficient_attention', its shapes and each operator's reasons",
     (
         Message(
-            "No operator found for `memory_efficient_attention",
+            ("No operator found for `memory_efficient_attention", "does not support inputs:"),
+            "No operator found for `memory_efficient_attention|"
+            r"Operator `memory_efficient_attention\w{0,60}` does not support inputs:",
             kind="question",
             more="indented",
             read=_question,
-            source="xformers/ops/fmha/dispatch.py: _run_priority_list",
+            source="xformers/ops/fmha/dispatch.py: _run_priority_list, _ensure_op_supports_or_raise",
         ),
-        Message(
-            pattern=r"Operator `memory_efficient_attention\w{0,60}` does not support inputs:",
-            kind="question",
-            more="indented",
-            read=_question,
-            source="xformers/ops/fmha/dispatch.py: _ensure_op_supports_or_raise",
-        ),
+        *declared("image_models", "xformers raises", SDPA=SDPA),
         Message(
             pattern=r"`(?P<operator>[A-Za-z]\w{1,30})(?:[@-][\w.+-]{1,40})?` is not supported because:",
             more="indented",

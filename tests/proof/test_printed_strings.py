@@ -1,0 +1,17 @@
+"""The committed reports of printed_strings.py: nothing in them is unknown, and what is known still is."""
+
+from __future__ import annotations
+
+from printed_strings import KNOWN, REPORTS, UNKNOWN, rows_of, still_known
+from tables import each
+
+COMPLETE = ("torch", "flex", "flash-attn", "xformers", "transformer-engine", "cudnn")
+
+
+@each("library", COMPLETE)
+def test_every_text_that_a_library_can_print_is_known_or_decided(library: str) -> None:
+    rows = rows_of(REPORTS / f"{library}.csv")
+    assert rows
+    assert [row["text"] for row in rows if row["about"] == UNKNOWN or not row["by"]] == []
+    known = [row for row in rows if row["about"] == KNOWN]
+    assert [row["text"] for row in known if not still_known(library, row)] == []
