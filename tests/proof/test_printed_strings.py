@@ -5,7 +5,19 @@ from __future__ import annotations
 from printed_strings import KNOWN, REPORTS, UNKNOWN, rows_of, still_known
 from tables import each
 
-COMPLETE = ("torch", "flex", "flash-attn", "xformers", "transformer-engine", "cudnn")
+COMPLETE = (
+    "torch",
+    "flex",
+    "flash-attn",
+    "xformers",
+    "transformer-engine",
+    "cudnn",
+    "transformers",
+    "diffusers",
+    "vllm",
+    "sglang",
+    "flashinfer",
+)
 
 
 @each("library", COMPLETE)
