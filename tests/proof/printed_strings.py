@@ -184,6 +184,7 @@ _VALUES = (  # what is put into a hole, by its name
 )  # fmt: skip
 _ALIKE = (
     "72",
+    "3",
     "flash_attn",
     "torch.float32",
     "2.8.3",
