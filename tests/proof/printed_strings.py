@@ -166,6 +166,7 @@ def _git(folder: Path, *command: str) -> bytes:
 
 _VALUES = (  # what is put into a hole, by its name
     (r"^x$|^(?:tensor_)?name$", "cu_seqlens_q"),
+    (r"VA_ARGS", "batch_size, seqlen_k, num_heads_k, head_size"),
     (r"(?i)dtype|scalar_type|type$", "torch.float32"),
     (r"(?i)version|__version__|release", "2.8.3"),
     (r"(?i)layout|format", "bshd"),
