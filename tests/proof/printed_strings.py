@@ -235,13 +235,13 @@ def _more(line: str) -> More:
 
 @lru_cache(maxsize=1)
 def _messages() -> dict[str, list[tuple[str, Message]]]:
-    """What can know a text, under the name that a report has for it: "library: what it looks for"."""
+    """What can know a text, under the name that a report has for it: "library: what happened"."""
     found: dict[str, list[tuple[str, Message]]] = {}
     for library in libraries():
         if library.name not in (SEEN, "the machine"):
             for message in library.messages:
                 if message.kind not in _NO_CAUSE:
-                    name = f"{library.name}: {message.quicks[0].strip()[:60]}"
+                    name = f"{library.name}: {(message.known or message.quicks[0]).strip()[:90]}"
                     found.setdefault(name, []).append((library.name, message))
     return found
 
