@@ -180,6 +180,8 @@ def _texts(value: ast.expr, local: dict[str, list[ast.expr]], module: _Module, d
             inner = part.value if isinstance(part, ast.FormattedValue) else part
             known = local.get(inner.id, []) if isinstance(inner, ast.Name) else [inner]
             fixed = known[0] if len(known) == 1 and isinstance(known[0], ast.Constant) else None
+            if isinstance(inner, ast.Attribute) and re.fullmatch(r"[A-Z]\w+\.__name__", ast.unparse(inner)):
+                fixed = ast.Constant(ast.unparse(inner.value))  # a class that is named in the source
             made += hole(ast.unparse(inner)) if fixed is None else str(fixed.value)
         return [made]
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):

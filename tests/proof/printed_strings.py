@@ -170,6 +170,7 @@ _VALUES = (  # what is put into a hole, by its name
     (r"^get_device_capability$", "(9, 0)"),
     (r"^reasons_str$", "{FLASH_ATTN: [head_size not supported]}"),
     (r"invalid_reasons$", "['head_size not supported']"),
+    (r"VA_ARGS", "batch_size, seqlen_k, num_heads_k, head_size"),
     (r"(?i)dtype|scalar_type|type$", "torch.float32"),
     (r"(?i)version|__version__|release", "2.8.3"),
     (r"(?i)layout|format", "bshd"),
@@ -188,6 +189,7 @@ _VALUES = (  # what is put into a hole, by its name
 )  # fmt: skip
 _ALIKE = (
     "72",
+    "3",
     "flash_attn",
     "FLASH_ATTN",
     "torch.float32",
@@ -239,13 +241,13 @@ def _more(line: str) -> More:
 
 @lru_cache(maxsize=1)
 def _messages() -> dict[str, list[tuple[str, Message]]]:
-    """What can know a text, under the name that a report has for it: "library: what it looks for"."""
+    """What can know a text, under the name that a report has for it: "library: what happened"."""
     found: dict[str, list[tuple[str, Message]]] = {}
     for library in libraries():
         if library.name not in (SEEN, "the machine"):
             for message in library.messages:
                 if message.kind not in _NO_CAUSE:
-                    name = f"{library.name}: {message.quicks[0].strip()[:60]}"
+                    name = f"{library.name}: {(message.known or message.quicks[0]).strip()[:90]}"
                     found.setdefault(name, []).append((library.name, message))
     return found
 

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from printed_strings import KNOWN, REPORTS, UNKNOWN, rows_of, still_known
+from printed_strings import APART, KNOWN, REPORTS, UNKNOWN, decisions, rows_of, still_known
 from tables import each
 
-COMPLETE = (
-    "torch",
-    "flex",
-    "flash-attn",
-    "xformers",
-    "transformer-engine",
-    "cudnn",
-    "transformers",
-    "diffusers",
-    "vllm",
-    "sglang",
-    "flashinfer",
-)
+COMPLETE = ("torch", "flex", "flash-attn", "xformers", "transformer-engine", "cudnn", "transformers")
+COMPLETE += ("diffusers", "vllm", "sglang", "flashinfer")
 
 
 @each("library", COMPLETE)
@@ -27,3 +16,7 @@ def test_every_text_that_a_library_can_print_is_known_or_decided(library: str) -
     assert [row["text"] for row in rows if row["about"] == UNKNOWN or not row["by"]] == []
     known = [row for row in rows if row["about"] == KNOWN]
     assert [row["text"] for row in known if not still_known(library, row)] == []
+    apart = {(row["function"], row["text"]): row["by"] for row in rows if row["about"] == APART}
+    assert apart == decisions(library), (
+        "a decision about a text that is known, or that nothing prints any more"
+    )

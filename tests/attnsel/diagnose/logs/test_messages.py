@@ -8,7 +8,7 @@ again with sizes that are all different. What changed is accepted as tests/suppo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,9 @@ def fields(finding: Finding) -> Iterator[str]:
 
 def answered(log: list[str]) -> str:
     said = [*(f"> {line}" for line in log)]
-    for entry in entries(log, gate(libraries()), more):
-        for library in libraries():
-            for finding in library.findings(entry.text):
-                said += [f"  {library.name}, {finding.kind}: {finding.text}", *fields(finding)]
+    for entry, library in product(entries(log, gate(libraries()), more), libraries()):
+        for finding in library.findings(entry.text):
+            said += [f"  {library.name}, {finding.kind}: {finding.text}", *fields(finding)]
     return "\n".join(said if len(said) > len(log) else [*said, "  nothing"])
 
 
@@ -69,10 +68,10 @@ def declared(library: Library) -> str:
     )
 
 
-def speaks(library: Library, log: list[str]) -> Iterator[int]:
-    """Places in the list of its messages that say something of a text."""
-    for entry in entries(log, gate(libraries()), more):
-        found = (n for n, one in enumerate(library.messages) if one.find(library.name, entry.text))
+def speaks(library: Library, told: list[str]) -> Iterator[int]:
+    """Places in the list of its messages that say something of one of the entries."""
+    for text in told:
+        found = (n for n, one in enumerate(library.messages) if one.find(library.name, text))
         yield from [next(found, -1)] if isinstance(library, FirstOf) else found
 
 
@@ -82,8 +81,9 @@ def test_texts_of_libraries_say_what_is_written_down(record: Record) -> None:
 
 
 def test_every_message_speaks_in_a_text_of_the_record() -> None:
+    told = [entry.text for log in texts() for entry in entries(log, gate(libraries()), more)]
     for library in libraries():
-        spoken = {n for log in texts() for n in speaks(library, log)}
+        spoken = set(speaks(library, told))
         silent = [one.quicks[0] for n, one in enumerate(library.messages) if n not in spoken]
         assert silent == (SILENT.get(library.name, []) if silent else []), library.name
 
