@@ -21,7 +21,7 @@ class Kind(NamedTuple):
 def _kinds() -> tuple[tuple[re.Pattern[str], re.Pattern[str], Kind], ...]:
     found = []
     for row in read_rows("attnsel.diagnose.models", "other_layers"):
-        kind = Kind(row["kind"], row["package"], row["without"])
+        kind = Kind(row["mixes"], row["package"], row["without"])
         found.append((re.compile(row["module"]), re.compile(row["layer_type"]), kind))
     return tuple(found)
 
