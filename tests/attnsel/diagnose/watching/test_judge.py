@@ -63,15 +63,8 @@ def test_a_tensor_subclass_can_be_made_while_operators_are_read():
 
     with attnsel.watch() as seen:
         torch.ones(2).sum()
-        assert seen.recorder.state["by_hand"].mode is not None
+        assert seen.recorder.readers
         assert type(Marked([1.0, 2.0])) is Marked
         assert type(causal_lower_right(4, 8)).__name__ == "CausalBias"
         assert type(torch.Tensor([1.0])) is torch.Tensor
-    with torch.inference_mode(), attnsel.watch():
-        torch.ones(2, 2).sum()
-        torch.nn.functional.linear(
-            torch.ones(1, 2, 2), torch.ones(2, 2)
-        )  # composite: the mode is entered again
-        assert type(causal_lower_right(4, 8)).__name__ == "CausalBias"
-    assert "__new__" not in vars(torch.Tensor)
-    assert type(Marked(2, 3)) is Marked
+        assert type(torch.ones(2).as_subclass(Marked)) is Marked  # which no dispatch mode allows
