@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnsel.diagnose.framework_fixes import replacement, unwritten
+from attnsel.diagnose.framework_fixes import Fix, replacement, unwritten
 from attnsel.diagnose.watching.by_hand_call import Found, TracedProduct
 from attnsel.diagnose.watching.by_hand_operators import ByHand
+from attnsel.diagnose.watching.by_hand_tried import Tries
 from attnsel.diagnose.watching.hooks import OperatorMode, operator_name, out_of_reach
 from attnsel.diagnose.watching.observe import FORWARD, PEAK, Observer, Place, Recorder, Seen, sample
 from attnsel.diagnose.watching.sdpa import api_of
@@ -30,6 +31,9 @@ MOST_OPERATORS = 100_000
 """The same of all operators: a program may prepare data for long before its model has a product. A second."""
 MOST_READINGS = 40
 """How often reading begins; a program that makes new code for ever is not followed for ever."""
+
+SAME = "no library call is known to mean the same"
+UNTRIED = "a replacement could not be tried on these numbers, so none is told"
 
 _PRODUCTS = frozenset({"aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm", "aten::convolution"})
 _STATE = "by_hand"
@@ -53,6 +57,7 @@ class Watcher:
         self.recorder = recorder
         self.thread = threading.get_ident()
         self.reader = ByHand(lambda *one: self.found.append(one), self._softmax)
+        self.tries = Tries()
         self.found: list[tuple[TracedProduct, Found]] = []  # by the function that runs
         self.readings = 0
         self.products = self.operators = 0  # since anything new
@@ -142,16 +147,41 @@ class Watcher:
             materialised=found.materialised,
             notes=found.notes,
         )
+        seen, fix = self._advised(call.place.where, seen, found)
         tally = self.recorder.file(call.place, seen, call.known_as)
-        fix = unwritten(api)
-        if fix is None and found.params is not None:
-            cast = any("cast from" in note for note in found.notes)
-            fix = replacement(found.params, scale=found.scale, folded=found.folded, cast=cast)
         if self.unfollowed[0] == call.known_as:
             self.recorder.follow(tally, self.unfollowed[1])
         self.unfollowed = (None, None)
         self._time(call, found)
         tally.extra["fix"] = "" if fix is None else str(fix)
+
+    def _advised(self, where: str, seen: Seen, found: Found) -> tuple[Seen, Fix | None]:
+        """With what to put in the place of these lines, if it was tried and gives the same; else why not."""
+        if found.params is None:
+            return seen, None
+        if found.between:
+            text = f"between scores and output stands {', '.join(found.between)}: {SAME}"
+            return seen._replace(params=None, unread=text, notes=()), None
+        cast = any("cast from" in note for note in found.notes)
+        fix = replacement(
+            found.params,
+            scale=found.scale,
+            temperature=found.temperature,
+            folded=found.folded,
+            cast=cast,
+            same=found.mask.same,
+            factors=found.factors,
+        )
+        if fix is None:
+            return seen._replace(notes=(*seen.notes, f"F.sdpa cannot say this, and {SAME}")), None
+        differs = self.tries.differs(where, fix.code, found.numbers, folded=found.folded)
+        if differs:
+            text = f"the call that it was read as was tried, and gives other numbers {differs}: {SAME}"
+            return seen._replace(params=None, unread=text, notes=()), None
+        theirs = unwritten(seen.api, found.params)
+        if theirs is not None or differs is not None:
+            return seen, theirs or fix
+        return seen._replace(notes=(*seen.notes, UNTRIED)), None
 
     def _time(self, call: TracedProduct, found: Found) -> None:
         """From the first product to the last, on a CPU. There operators are read, which adds some 0.1 ms."""

@@ -116,7 +116,7 @@ def out_of_reach() -> str:
         return "torch.jit.trace"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "torch.func or torch.vmap"
-    if torch.autograd._profiler_enabled():
+    if torch._C._autograd._profiler_enabled():
         return "a profiler"
     if torch._C._len_torch_dispatch_stack():
         if any(torch._C._get_dispatch_mode(key) is not None for key in _MODE_KEYS):

@@ -33,6 +33,8 @@ from attnsel.diagnose.watching.record import Api, Materialised, Site
 from attnsel.errors import in_words, printable
 from attnsel.params import AttentionParams
 
+_C: Any = torch._C  # whose stubs leave out the state of torch functions
+
 # --------------------------------------------------------------------------------------------------------
 # Where in the program a call stands: its file, line and function, outside of torch and of this package.
 
@@ -402,7 +404,7 @@ class WatchedCall:
         self.out: Any = None
         self.error: BaseException | None = None
         self.meter: Meter | None = None
-        self.state = torch._C._get_torch_function_state()  # which the program's function finds as it was
+        self.state = _C._get_torch_function_state()  # which the program's function finds as it was
 
     def run(self, mode: Any = None) -> Any:
         """The call's result, inside of ``mode``. Raises what the function raises. Only of a function that
@@ -422,13 +424,13 @@ class WatchedCall:
         return self.out
 
     def _run(self, mode: Any) -> Any:
-        outside = torch._C._get_torch_function_state()
+        outside = _C._get_torch_function_state()
         try:
             with self.meter or nullcontext(), mode:
-                torch._C._set_torch_function_state(self.state)
+                _C._set_torch_function_state(self.state)
                 return self.function(*self.args, **self.kwargs)
         finally:
-            torch._C._set_torch_function_state(outside)
+            _C._set_torch_function_state(outside)
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """An argument that may be given by place or by name."""
@@ -559,7 +561,7 @@ class Recorder:
             if self.time or self.memory:
                 call.meter = Meter(time=self.time, memory=self.memory)
                 self._mine.tally = None
-            torch._C._set_torch_function_state(_NO_FUNCTIONS)
+            _C._set_torch_function_state(_NO_FUNCTIONS)
             try:
                 handler(self, call)
                 if call.meter is not None and call.ran and self._mine.tally is not None:
@@ -568,13 +570,13 @@ class Recorder:
                 if error is not call.error:
                     self._failed(handler, error)
             finally:
-                torch._C._set_torch_function_state(call.state)
+                _C._set_torch_function_state(call.state)
         if call.error is not None:
-            error, call.error = call.error, None  # no circle: its frames hold the call, and that tensors
+            raised, call.error = call.error, None  # no circle: its frames hold the call, and that tensors
             try:
-                raise error
+                raise raised
             finally:
-                del error
+                del raised
         return call.run()
 
     def told(
@@ -592,14 +594,14 @@ class Recorder:
         """What ``callback`` gives; None where it fails, which is counted, or failed twice before."""
         if self._failures and self._failures.get(_known(callback), 0) >= MOST_FAILURES:
             return None
-        state = torch._C._get_torch_function_state()
-        torch._C._set_torch_function_state(_NO_FUNCTIONS)
+        state = _C._get_torch_function_state()
+        _C._set_torch_function_state(_NO_FUNCTIONS)
         try:
             return callback(*args)
         except Exception as error:
             self._failed(callback, error)
         finally:
-            torch._C._set_torch_function_state(state)
+            _C._set_torch_function_state(state)
 
     def _failed(self, handler: Any, error: Exception) -> None:
         handler = _known(handler)
@@ -615,7 +617,7 @@ def _known(handler: Any) -> Any:
 
 
 MOST_FAILURES = 2
-_NO_FUNCTIONS = torch._C._TorchFunctionState.ALL_DISABLED
+_NO_FUNCTIONS = _C._TorchFunctionState.ALL_DISABLED
 MOST_KEYS = 16_384
 
 
