@@ -169,12 +169,15 @@ def ways_out(api: str, p: AttentionParams, topics: Iterable[str]) -> tuple[Fix, 
     return tuple(dict.fromkeys(fix for fix in found if fix is not None))
 
 
-def fixes(api: str, p: AttentionParams, hindrances: Iterable[Hindrance]) -> tuple[Fix, ...]:
-    """The ways out of ``hindrances`` for a user of ``api`` (``record.Api``), each once, in their order."""
+def fixes(
+    api: str, p: AttentionParams, hindrances: Iterable[Hindrance], dropout_name: str = ""
+) -> tuple[Fix, ...]:
+    """The ways out of ``hindrances`` for a user of ``api`` (``record.Api``), each once, in their order.
+    ``dropout_name``: what the model's own configuration calls its dropout."""
     found: dict[Fix, None] = {}
     for hindrance in hindrances:
         for topic in topics(p, hindrance):
-            fix = _fix(api, topic, p)
+            fix = _fix(api, topic, p, dropout_name)
             if fix is not None:
                 found[fix] = None
     return tuple(found)
@@ -264,13 +267,16 @@ _NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _LIKE_TORCH = (TORCH, "aten", "by hand")
 
 
-def _fix(api: str, topic: str, p: AttentionParams) -> Fix | None:
+def _fix(api: str, topic: str, p: AttentionParams, dropout_name: str = "") -> Fix | None:
     way = known_fixes().get((topic, api))
     if way is None and api in _LIKE_TORCH:
         way = known_fixes().get((topic, TORCH))
     if way is None:
         return None
-    return Fix(way.text.format_map(_Words(p)), way.code.format_map(_Words(p)))
+    words = _Words(p)
+    words["dropout_name"] = dropout_name
+    code = way.code if dropout_name or "{dropout_name}" not in way.code else ""
+    return Fix(way.text.format_map(words), code.format_map(words))
 
 
 class _Words(dict[str, Any]):
@@ -279,6 +285,8 @@ class _Words(dict[str, Any]):
     def __init__(self, p: AttentionParams) -> None:
         wide = max(p.head_dim_qk, p.head_dim_v)
         to = -(-wide // 8) * 8
+        missing = wide - min(p.head_dim_qk, p.head_dim_v)
+        narrow = "v" if p.head_dim_v < p.head_dim_qk else "q, k"
         rank, of_mask = p.tensors.rank, len(p.tensors.mask.shape) if p.tensors.mask is not None else 0
         super().__init__(
             s_q=p.max_seqlen_q,
@@ -292,8 +300,8 @@ class _Words(dict[str, Any]):
             more=to - p.head_dim_qk,
             more_v=wide - p.head_dim_v,
             more_qk=wide - p.head_dim_qk,
-            narrow="v" if p.head_dim_v < p.head_dim_qk else "q, k",
-            missing=wide - min(p.head_dim_qk, p.head_dim_v),
+            narrow=narrow,
+            padded=", ".join(f"F.pad({name}, (0, {missing}))" if name in narrow else name for name in "qkv"),
             scale=f"{default_softmax_scale(p.head_dim_qk):.6g}",
             left=p.window_size[0],
             dtype=_NAMES.get(p.dtype, p.dtype),

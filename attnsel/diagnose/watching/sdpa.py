@@ -3,6 +3,7 @@ what torch.compile made."""
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Mapping
@@ -212,7 +213,25 @@ def watch_sdpa(recorder: Recorder, call: WatchedCall) -> None:
     tally = recorder.file(place, seen, key)
     if dropout and not torch.is_grad_enabled():
         tally.extra["fix"] = forgotten_eval(seen.api)
+    if dropout and seen.api == "transformers":
+        tally.extra["dropout_name"] = _in_the_configuration(dropout)
     recorder.follow(tally, call.out, GRADIENTS)
+
+
+def _in_the_configuration(dropout: float) -> str:
+    """What the model that runs calls its attention's dropout: attention_dropout, attn_pdrop, …; "" where its
+    configuration has no one field that says so."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        for name in ("self", "module"):
+            config = getattr(frame.f_locals.get(name), "config", None)
+            said = [field for field, value in getattr(config, "__dict__", {}).items() if value == dropout]
+            drops = [field for field in said if "drop" in field]
+            drops = [field for field in drops if "att" in field] or drops
+            if len(drops) == 1:
+                return drops[0]
+        frame = frame.f_back
+    return ""
 
 
 def _count_alone(recorder: Recorder, call: WatchedCall, place: Place, why: str) -> None:
@@ -386,15 +405,24 @@ def _in_autograd(frame: FrameType | None) -> bool:
     return False
 
 
+def _scripted() -> int:
+    """How many functions and modules TorchScript has made."""
+    functions = len(torch.jit._state._python_cu.get_functions())
+    return functions + len(torch.jit._recursive.concrete_type_store.type_store)
+
+
 def _begin(recorder: Recorder) -> None:
-    recorder.state["compiled"] = Compilations()
+    recorder.state["compiled"] = Compilations(), _scripted()
 
 
 def _finish(recorder: Recorder) -> None:
-    made: Compilations | None = recorder.state.pop("compiled", None)
-    if made is not None:
-        for line in made.lines():
-            recorder.cannot_see(line)
+    made, scripted = recorder.state.pop("compiled")
+    for line in made.lines():
+        recorder.cannot_see(line)
+    if _scripted() > scripted or any(
+        issubclass(type(one), torch.jit.ScriptModule) for one in gc.get_objects()
+    ):
+        recorder.cannot_see("TorchScript was there: what its functions and modules run inside passes no hook")
 
 
 _READ = [name for name in OPERATORS if name.startswith("aten::_scaled_dot_product")]
