@@ -8,6 +8,7 @@ known places are counted by their softmax, which costs next to nothing. In the m
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -20,8 +21,18 @@ from attnsel.diagnose.framework_fixes import Fix, replacement, unwritten
 from attnsel.diagnose.watching.by_hand_call import Found, TracedProduct
 from attnsel.diagnose.watching.by_hand_operators import ByHand
 from attnsel.diagnose.watching.by_hand_tried import Tries
-from attnsel.diagnose.watching.hooks import OperatorMode, operator_name, out_of_reach
-from attnsel.diagnose.watching.observe import FORWARD, PEAK, Observer, Place, Recorder, Seen, sample
+from attnsel.diagnose.watching.hooks import OperatorMode, not_readable, operator_name, out_of_reach
+from attnsel.diagnose.watching.observe import (
+    FORWARD,
+    MODE_MAY_RAISE,
+    PEAK,
+    Observer,
+    Place,
+    Recorder,
+    Seen,
+    may_run_again,
+    sample,
+)
 from attnsel.diagnose.watching.sdpa import api_of
 from attnsel.errors import in_words
 
@@ -87,13 +98,13 @@ class Watcher:
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of torch's, whose operators are read. Where it raises it runs again alone, if it only
         makes something: some functions cannot be called under a dispatch mode (``Tensor.as_subclass``)."""
-        if threading.get_ident() != self.thread or out_of_reach() or torch._C._len_torch_dispatch_stack():
+        if threading.get_ident() != self.thread or out_of_reach():
             return function(*args, **kwargs)
-        if _writes(function, kwargs):
+        if _writes(function, kwargs) or not may_run_again():
             with Reading(self):
                 out = function(*args, **kwargs)
         else:
-            with suppress(Exception), Reading(self):
+            with suppress(*MODE_MAY_RAISE), Reading(self):
                 return self._read_to(function(*args, **kwargs))
             return function(*args, **kwargs)
         return self._read_to(out)
@@ -149,8 +160,9 @@ class Watcher:
         )
         seen, fix = self._advised(call.place.where, seen, found)
         tally = self.recorder.file(call.place, seen, call.known_as)
-        if self.unfollowed[0] == call.known_as:
-            self.recorder.follow(tally, self.unfollowed[1])
+        key, softmax = self.unfollowed
+        if key == call.known_as and softmax is not None and softmax() is not None:
+            self.recorder.follow(tally, softmax())
         self.unfollowed = (None, None)
         self._time(call, found)
         tally.extra["fix"] = "" if fix is None else str(fix)
@@ -220,7 +232,7 @@ def told_of_softmax(
 ) -> None:
     """Counts a softmax of attention that is known; has operators read where it is not."""
     watcher: Watcher | None = recorder.state.get(_STATE)
-    if watcher is None or not isinstance(out, Tensor) or out.dim() < 2:
+    if watcher is None or not isinstance(out, Tensor) or not_readable(out) or out.dim() < 2:
         return
     place = recorder.place()
     if place.where in watcher.others:
@@ -231,14 +243,14 @@ def told_of_softmax(
         recorder.follow(tally, out)
     else:
         watcher.begin()
-        watcher.unfollowed = (key, out)
+        watcher.unfollowed = key, weakref.ref(out)  # nobody's tensors live longer than they would
 
 
 def told_of_exp(
     recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> None:
     watcher: Watcher | None = recorder.state.get(_STATE)
-    if watcher is not None and watcher.by_exp and isinstance(out, Tensor):
+    if watcher is not None and watcher.by_exp and isinstance(out, Tensor) and not not_readable(out):
         tally = recorder.recall(watcher.key(recorder.place(), out.shape))
         if tally is not None:
             recorder.follow(tally, out)

@@ -345,6 +345,13 @@ class TracedProduct:
         last = self.dim == len(self.shape) - 1
         self.kept = heads_of(probabilities if last else probabilities.mT, prod(self.outer))
 
+    def let_go(self) -> None:
+        """Of all tensors: what is followed may be followed for long."""
+        self.a = self.b = self.v = self.out = self.kept = self.temperature = self.sinks = None
+        self.masks = Masks(self.masks.visibility, self.masks.bias)
+        self.additions.clear()
+        self.zeroed.clear()
+
     def ended(self, probabilities: Tensor, values: Tensor, out: Tensor) -> None:
         """The last product, [.., s_q, s_kv] by [.., s_kv, d_v]."""
         if self.requires_grad and torch.is_grad_enabled() and not probabilities.requires_grad:

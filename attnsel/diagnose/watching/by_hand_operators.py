@@ -58,7 +58,6 @@ def _baddbmm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out:
         times = first_value(kwargs.get("beta", 1)) or 0.0
         if times:
             role.call.additions.append(Addition(args[0], None, times))
-            reader.hold(role.call)
     return role
 
 
@@ -89,6 +88,7 @@ def _product(reader: ByHand, operator: str, a: Tensor, b: Tensor, out: Tensor) -
         return None
     call = TracedProduct(f"aten::{operator}", a, b, *operands)
     call.made_of("scores", out)
+    reader.hold(call)
     return Role("scores", call)
 
 
@@ -180,7 +180,6 @@ def _plus(
             return None
         times = sign * (first_value(kwargs.get("alpha", 1)) or 1.0)
         role.call.additions.append(Addition(y, None, times))
-        reader.hold(role.call)
         if y.shape[-1] > 1:
             _made(role, "scores with mask or bias", x, out)
             return role
@@ -223,7 +222,6 @@ def _hidden(reader: ByHand, x: Any, mask: Addition, value: Any, out: Tensor) -> 
     if role.kind != "scores" or number is None or number > HIDING or derived:
         return None
     role.call.additions.append(mask)
-    reader.hold(role.call)
     return role
 
 
@@ -435,7 +433,7 @@ _FOLLOWED = ("scores", "probabilities", "exponentials", "other")
 _PRODUCTS = ("bmm", "mm", "baddbmm", "addmm", "matmul", "linear")
 
 HELD_CALLS = 8
-"""Calls whose masks are kept alive until their softmax."""
+"""Calls of which masks, and copies of a few heads, are kept until they are over."""
 
 
 class ByHand:
@@ -514,11 +512,11 @@ class ByHand:
         return self._softmax(call, attention)
 
     def hold(self, call: TracedProduct) -> None:
-        """Keep the masks of the newest calls; those of older ones are let go."""
+        """Keep the tensors of the newest calls; those of older ones are let go."""
         if call not in self._held:
             self._held.append(call)
             if len(self._held) > HELD_CALLS:
-                self._held.popleft().additions.clear()
+                self._held.popleft().let_go()
 
     def finish(self, call: TracedProduct, values: Tensor, head_dim_v: int, operator: str) -> None:
         if call.shape and not call.done:
@@ -527,7 +525,9 @@ class ByHand:
             if repeats > 1:
                 call.key = call.key._replace(repeats=max(repeats, call.key.repeats))
             call.operators.append(operator)
-            self._found(call, call.found(head_dim_v))
+            found = call.found(head_dim_v)
+            call.let_go()
+            self._found(call, found)
 
 
 def _storage(tensor: Tensor) -> int:

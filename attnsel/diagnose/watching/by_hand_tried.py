@@ -18,7 +18,7 @@ MOST_WORK = 1 << 31
 """Multiply-adds of one try: of longer sequences the first queries alone are computed."""
 MOST_SECONDS = 1.0
 """Of all tries of a session; what comes later is not tried."""
-MOST_COPIED = 1 << 22
+MOST_COPIED = 1 << 21
 """Elements of one head of one tensor; a larger one is not copied."""
 
 _WITHIN = {torch.float64: 1e-7, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -27,7 +27,7 @@ _WITHIN = {torch.float64: 1e-7, torch.float32: 2e-4, torch.float16: 1e-2, torch.
 def heads_of(tensor: Tensor, count: int) -> Tensor | None:
     """Copies of the first two and the last of ``count`` matrices [count, rows, columns], or of one matrix;
     None where they are too large, or cannot be read now."""
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+    if tensor.layout != torch.strided or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     each = tensor.reshape(-1, *tensor.shape[-2:])
     if each.dim() != 3 or each.shape[0] != count or each[0].numel() > MOST_COPIED:

@@ -119,10 +119,8 @@ def out_of_reach() -> str:
     if torch._C._autograd._profiler_enabled():
         return "a profiler"
     if torch._C._len_torch_dispatch_stack():
-        if any(torch._C._get_dispatch_mode(key) is not None for key in _MODE_KEYS):
-            return FAKE
-        if torch.is_inference_mode_enabled():  # what comes whole to it would come in pieces
-            return "a dispatch mode of the program's"
+        fake = any(torch._C._get_dispatch_mode(key) is not None for key in _MODE_KEYS)
+        return FAKE if fake else "a dispatch mode of the program's"
     return ""
 
 
@@ -145,6 +143,8 @@ def not_readable(*tensors: Any, nested: bool = False) -> str:
                 continue
             if tensor.is_nested or tensor.layout != torch.strided:
                 return "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+        elif hasattr(type(tensor), "__torch_function__"):
+            return f"a {type(tensor).__name__}"
     return ""
 
 
@@ -326,7 +326,10 @@ class Hooks:
                 thread.run = watched_run  # type: ignore[method-assign]
 
             if hooks.on:
-                hooks.recorder.safely(replace)
+                try:
+                    replace()
+                except AttributeError:
+                    hooks.recorder.cannot_see("threads of a class whose run is no method")
             return start(thread)
 
         return watched_start

@@ -408,16 +408,16 @@ class WatchedCall:
 
     def run(self, mode: Any = None) -> Any:
         """The call's result, inside of ``mode``. Raises what the function raises. Only of a function that
-        changes nothing: where it raises inside of a mode it runs again alone, as the mode may be what it
-        cannot take."""
+        changes nothing: where it raises inside of a mode it runs again alone (see :func:`may_run_again`)."""
         if not self.ran:
             self.ran = True
             try:
-                if mode is not None:
-                    with suppress(Exception):
+                if mode is not None and may_run_again():
+                    with suppress(*MODE_MAY_RAISE):
                         self.out = self._run(mode)
                         return self.out
-                self.out = self._run(nullcontext())
+                    mode = None
+                self.out = self._run(mode or nullcontext())
             except BaseException as error:
                 self.error = error
                 raise
@@ -435,6 +435,17 @@ class WatchedCall:
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """An argument that may be given by place or by name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+
+MODE_MAY_RAISE = (RuntimeError, TypeError, NotImplementedError, RecursionError)
+"""What a function raises that cannot run under a dispatch mode, as ``Tensor.as_subclass`` cannot."""
+
+
+def may_run_again() -> bool:
+    """Whether a function that raised under a mode may run again alone. Not where hooks are told of what
+    autograd saves: a checkpoint ends its second run by an exception from there."""
+    hooks = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
+    return hooks is not None and hooks(True) is None
 
 
 Around = Callable[["Recorder", WatchedCall], None]
@@ -526,7 +537,7 @@ class Recorder:
         there is none, the one that made ``out``. A hook on it counts when it runs.
         """
         first = out[0] if isinstance(out, (tuple, list)) and out else out
-        node = getattr(first, "grad_fn", None)
+        node = first.grad_fn if isinstance(first, Tensor) else None
         if node is None:
             return
         node, name = named_behind(node, gradients)

@@ -123,9 +123,12 @@ def _bias_shape(mask: Tensor, s_q: int) -> str:
 
 def _computed_in(t: Tensor) -> torch.dtype:
     """The type that F.sdpa is given: autocast casts tensors before."""
-    kind = t.device.type
-    if t.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
-        return t.dtype
+    return t.dtype if t.dtype == torch.float64 else _autocast_to(t.device.type) or t.dtype
+
+
+def _autocast_to(kind: str) -> torch.dtype | None:
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
     return torch.get_autocast_dtype(kind)
 
 
@@ -237,7 +240,7 @@ def _in_the_configuration(dropout: float) -> str:
 def _count_alone(recorder: Recorder, call: WatchedCall, place: Place, why: str) -> None:
     """A call that is not looked into: counted, with the kernel that its gradient names, if there is one."""
     out = call.run()
-    node = None if not_readable(out) else getattr(out, "grad_fn", None)
+    node = out.grad_fn if isinstance(out, Tensor) else None
     name = "" if node is None else named_behind(node, GRADIENTS)[1]
     ran = next((one for one in OPERATORS.values() if one.gradient and one.gradient == name), None)
     seen = Seen(
@@ -300,7 +303,7 @@ def _switches(q: Tensor) -> tuple[Any, ...]:
         torch._C._get_mem_efficient_sdp_enabled(),
         torch._C._get_math_sdp_enabled(),
         torch._C._get_cudnn_sdp_enabled(),
-        torch.is_autocast_enabled(q.device.type) and torch.get_autocast_dtype(q.device.type),
+        _autocast_to(q.device.type),
         torch.are_deterministic_algorithms_enabled(),
     )
 
