@@ -4,14 +4,14 @@
     python tests/proof/watch_differences.py --features --only nested
     python tests/proof/watch_differences.py --programs
 
-``watched/features.txt`` holds features of torch and of Python. A process runs them one after another; a
-second with ``attnsel.watch()`` round each; a third inside of one. What each prints, raises and warns of, and
+``watched/features.txt`` holds features of torch and of Python. A process runs them one after another, a
+second with ``attnsel.watch()`` round each, a third inside of one. What each prints, raises and warns of, and
 all that it leaves in its names (tensors and gradients bit for bit), in random states and in torch's stacks
-must be the same, and nothing of attnsel's may have failed. ``watched/programs.txt`` holds whole programs, each
-run by python and by ``attnsel watch``: output and errors byte by byte, and the exit code or signal.
+must be the same, and nothing of attnsel's may have failed. ``watched/programs.txt`` holds whole programs,
+each run by python and by ``attnsel watch``: output and errors byte by byte, and the exit code or signal.
 
 What may differ stands in docs/how-to/watch.md under "What a program can notice", and is not compared: the
-line that a warning names, frames of tracebacks, and what ``inspect`` says of functions that are replaced.
+line that a warning names, frames of tracebacks, what ``inspect`` says of functions that are replaced.
 """
 
 from __future__ import annotations

@@ -46,6 +46,20 @@ MOST_READINGS = 40
 SAME = "no library call is known to mean the same"
 UNTRIED = "a replacement could not be tried on these numbers, so none is told"
 
+_READ = """
+matmul rmatmul bmm mm baddbmm einsum tensordot mul multiply rmul imul div divide true_divide truediv
+rtruediv itruediv add radd iadd sub subtract rsub isub tanh masked_fill where softmax exp sum logsumexp cat
+concat concatenate stack dropout bernoulli to type type_as float half bfloat16 double clone contiguous
+repeat repeat_interleave expand expand_as copy clamp clamp_min clamp_max clip maximum max nan_to_num view
+reshape permute transpose flatten unflatten unsqueeze squeeze split chunk unbind select narrow getitem
+setitem get as_strided movedim swapaxes t detach multi_head_attention_forward
+"""
+READ = frozenset(_READ.split())
+"""Functions whose operators are read. Under a dispatch mode some others compute otherwise, with other last
+bits: losses, norms, decompositions of matrices (``areAnyTensorSubclassLike`` in aten). They run alone; of what
+they make of scores it is known that these are no scores any more."""
+
+_PRODUCT_FUNCTIONS = ("linear", "conv1d", "conv2d", "conv3d")
 _PRODUCTS = frozenset({"aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm", "aten::convolution"})
 _STATE = "by_hand"
 
@@ -100,14 +114,22 @@ class Watcher:
         makes something: some functions cannot be called under a dispatch mode (``Tensor.as_subclass``)."""
         if threading.get_ident() != self.thread or out_of_reach():
             return function(*args, **kwargs)
+        name = getattr(function, "__name__", "")
+        if name.strip("_") not in READ:
+            out = function(*args, **kwargs)
+            self.products += name in _PRODUCT_FUNCTIONS
+            self.operators += 1
+            self.recorder.safely(self.reader.passed_by, name, args, out)
+            return self._read_to(out)
         if _writes(function, kwargs) or not may_run_again():
             with Reading(self):
                 out = function(*args, **kwargs)
-        else:
-            with suppress(*MODE_MAY_RAISE), Reading(self):
-                return self._read_to(function(*args, **kwargs))
-            return function(*args, **kwargs)
-        return self._read_to(out)
+            return self._read_to(out)
+        with suppress(*MODE_MAY_RAISE):
+            with Reading(self):
+                out = function(*args, **kwargs)
+            return self._read_to(out)
+        return function(*args, **kwargs)
 
     def _read_to(self, out: Any) -> Any:
         """After a function's operators: nothing runs now, and what was found can be tried."""

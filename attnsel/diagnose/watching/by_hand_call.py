@@ -246,7 +246,7 @@ class TracedProduct:
         self.dim = -1
         self.masks = Masks()
         self.a, self.b = heads_of(a, self.batch), heads_of(b, self.batch)
-        self.by_right = True
+        self.by_right = self.ordered = True
         self.kept: Tensor | None = None  # probabilities before dropout
         self.v: Tensor | None = None
         self.out: Tensor | None = None
@@ -321,8 +321,9 @@ class TracedProduct:
             zero = (one.detach() == 0).cpu()
             if masks.hidden is None or bool((zero & ~masks.hidden).any()):
                 self.between.append("aten::mul by zeros and ones")
-        if min(query_dim, dim) != len(shape) - 2:
-            self.pieces = True  # in another order than the numbers that were copied
+        self.ordered = min(query_dim, dim) == len(shape) - 2  # as the numbers that were copied
+        if not self.ordered and (self.temperature is not None or self.additions):
+            self.pieces = True
         self.additions.clear()
         return True
 
@@ -343,7 +344,8 @@ class TracedProduct:
         """Before dropout they were these: what is random cannot be compared."""
         self.dropout = p
         last = self.dim == len(self.shape) - 1
-        self.kept = heads_of(probabilities if last else probabilities.mT, prod(self.outer))
+        whole = probabilities if last else probabilities.mT
+        self.kept = heads_of(whole, prod(self.outer)) if self.ordered else None
 
     def let_go(self) -> None:
         """Of all tensors: what is followed may be followed for long."""

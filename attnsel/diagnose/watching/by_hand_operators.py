@@ -489,6 +489,27 @@ class ByHand:
                 return Role("other", role.call, of=role.of or role.kind, path=tuple(path)[:MOST_UNREAD])
         return None
 
+    def passed_by(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        """A function of torch's whose operators were not read gave ``out``."""
+        first = out[0] if isinstance(out, (tuple, list)) and out else out
+        if not isinstance(first, Tensor):
+            return
+        where, role = _storage(first), None
+        for one in (arg for arg in args if isinstance(arg, Tensor)):
+            known = self.role(one)
+            same = _storage(one) == where
+            if same and (known is None or not name.endswith("_")):
+                return  # a view
+            if known is None or known.call is None or known.call.done or known.kind not in _FOLLOWED:
+                continue
+            if same or one.numel() == first.numel():
+                path = (*known.path, name.strip("_"))[:MOST_UNREAD]
+                role = Role("other", known.call, of=known.of or known.kind, path=path)
+                break
+        self._roles.pop(where, None)  # memory that something else was written to
+        if role is not None:
+            self._roles[where] = role
+
     def forget(self) -> None:
         """All that is followed."""
         self._roles.clear()

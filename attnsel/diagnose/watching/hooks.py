@@ -118,7 +118,8 @@ def out_of_reach() -> str:
         return "torch.func or torch.vmap"
     if torch._C._autograd._profiler_enabled():
         return "a profiler"
-    if torch._C._len_torch_dispatch_stack():
+    depth = torch._C._len_torch_dispatch_stack()
+    if any(not isinstance(torch._C._get_dispatch_stack_at(at), OperatorMode) for at in range(depth)):
         fake = any(torch._C._get_dispatch_mode(key) is not None for key in _MODE_KEYS)
         return FAKE if fake else "a dispatch mode of the program's"
     return ""
