@@ -56,8 +56,8 @@ setitem get as_strided movedim swapaxes t detach multi_head_attention_forward
 """
 READ = frozenset(_READ.split())
 """Functions whose operators are read. Under a dispatch mode some others compute otherwise, with other last
-bits: losses, norms, decompositions of matrices (``areAnyTensorSubclassLike`` in aten). They run alone; of what
-they make of scores it is known that these are no scores any more."""
+bits: losses, norms, decompositions of matrices (``areAnyTensorSubclassLike`` in aten). They run alone; of
+what they make of scores it is known that these are no scores any more."""
 
 _PRODUCT_FUNCTIONS = ("linear", "conv1d", "conv2d", "conv3d")
 _PRODUCTS = frozenset({"aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm", "aten::convolution"})
@@ -112,7 +112,7 @@ class Watcher:
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of torch's, whose operators are read. Where it raises it runs again alone, if it only
         makes something: some functions cannot be called under a dispatch mode (``Tensor.as_subclass``)."""
-        if threading.get_ident() != self.thread or out_of_reach():
+        if torch.compiler.is_dynamo_compiling() or threading.get_ident() != self.thread or out_of_reach():
             return function(*args, **kwargs)
         name = getattr(function, "__name__", "")
         if name.strip("_") not in READ:

@@ -219,7 +219,7 @@ class TracedProduct:
 
     def __init__(self, operator: str, a: Tensor, b: Tensor, left: Operand, right: Operand) -> None:
         self.rows, self.depth, self.columns = a.shape[-2], a.shape[-1], b.shape[-1]
-        self.batch = a.shape[0] if a.dim() == 3 else 1
+        self.batch = prod(a.shape[:-2])
         self.left, self.right = left, right
         self.dtype = a.dtype
         self.factor = left.factor * right.factor

@@ -46,6 +46,14 @@ def _bmm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Ten
     return _product(reader, "bmm", args[0], args[1], out)
 
 
+def _matmul(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    """As it comes in inference mode, where a mode is not given its pieces."""
+    a, b = args[0], args[1]
+    if min(a.dim(), b.dim()) < 2 or (a.dim() > 2 and b.dim() > 2 and a.shape[:-2] != b.shape[:-2]):
+        return None
+    return _product(reader, "mm" if b.dim() == 2 else "bmm", a, b, out)
+
+
 def _mm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
     return _product(reader, "mm", args[0], args[1], out)
 
@@ -384,6 +392,7 @@ def _view(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: An
 
 HANDLERS: dict[str, Handler] = {
     "bmm": _bmm,
+    "matmul": _matmul,
     "mm": _mm,
     "baddbmm": _baddbmm,
     "mul": _mul,

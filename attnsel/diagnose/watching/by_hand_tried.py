@@ -7,7 +7,6 @@ lines gave. A few heads are copied while the program runs; what is computed is b
 
 from __future__ import annotations
 
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -16,8 +15,8 @@ from torch import Tensor
 
 MOST_WORK = 1 << 31
 """Multiply-adds of one try: of longer sequences the first queries alone are computed."""
-MOST_SECONDS = 1.0
-"""Of all tries of a session; what comes later is not tried."""
+MOST_TRIES = 200
+"""Of a session; what comes later is not tried."""
 MOST_COPIED = 1 << 21
 """Elements of one head of one tensor; a larger one is not copied."""
 
@@ -184,22 +183,17 @@ def _lower_right(s_q: int, s_kv: int) -> Tensor:
 
 
 class Tries:
-    """What was tried in a session: each way of writing at a place once, within ``MOST_SECONDS``."""
+    """What was tried in a session: each way of writing at a place once, ``MOST_TRIES`` in all."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
         self._known: dict[tuple[str, str], str | None] = {}
 
     def differs(self, where: str, code: str, numbers: Numbers | None, *, folded: bool) -> str | None:
         """As :func:`differs`; None where it could not be tried."""
         key = where, code
-        if key not in self._known:
-            if numbers is None or self.seconds > MOST_SECONDS:
-                return None
-            begun = perf_counter()
+        if key not in self._known and numbers is not None and len(self._known) < MOST_TRIES:
             try:
                 self._known[key] = differs(code, numbers, folded=folded)
             except (RuntimeError, ValueError, TypeError, NameError, AttributeError):
                 self._known[key] = None
-            self.seconds += perf_counter() - begun
-        return self._known[key]
+        return self._known.get(key)

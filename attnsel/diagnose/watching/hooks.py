@@ -16,7 +16,6 @@ import threading
 import types as kinds
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -94,18 +93,6 @@ def operator_name(function: Any) -> str:
     return str(getattr(function, "_qualified_op_name", ""))
 
 
-@lru_cache(maxsize=4096)
-def composite(function: Any) -> bool:
-    """Whether an operator is made of others for every device. In inference mode, and for tensors made there,
-    a dispatch mode is given such operators whole; ``function.decompose`` runs what they are made of."""
-    try:
-        return isinstance(function, torch._ops.OpOverload) and bool(
-            torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
-        )
-    except RuntimeError:
-        return False  # ``prim::device`` is no operator of the dispatcher's
-
-
 _MODE_KEYS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 
 
@@ -150,7 +137,7 @@ def not_readable(*tensors: Any, nested: bool = False) -> str:
 
 
 class OperatorMode(TorchDispatchMode):
-    """Told of each operator that ran while it is entered, in pieces where a composite one comes whole."""
+    """Told of each operator that ran while it is entered."""
 
     supports_higher_order_operators = True
 
@@ -177,14 +164,18 @@ class OperatorMode(TorchDispatchMode):
         given = kwargs or {}
         if types:  # tensors that take operators themselves: one that is put apart may come back for ever
             return func(*args, **given)
-        if composite(func):
+        # In inference mode, and for tensors made there, a mode is given whole what is made of other operators.
+        # Put apart under a mode most of these would take other ways, with other last bits.
+        if func is _WHOLE:
             with self:
-                return func.decompose(*args, **given)
+                return func._op_dk(_COMPOSITE, *args, **given)
         out = func(*args, **given)
         self._recorder.safely(self.read, func, args, given, out)
         return out
 
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_WHOLE = torch.ops.aten.scaled_dot_product_attention.default
 _OPERATOR_TYPES = (OpOverload, OpOverloadPacket)
 _tracing = torch.compiler.is_dynamo_compiling
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)

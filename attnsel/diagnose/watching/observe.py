@@ -444,6 +444,8 @@ MODE_MAY_RAISE = (RuntimeError, TypeError, NotImplementedError, RecursionError)
 def may_run_again() -> bool:
     """Whether a function that raised under a mode may run again alone. Not where hooks are told of what
     autograd saves: a checkpoint ends its second run by an exception from there."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
     hooks = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
     return hooks is not None and hooks(True) is None
 
