@@ -8,7 +8,6 @@ known places are counted by their softmax, which costs next to nothing. In the m
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -31,6 +30,7 @@ from attnsel.diagnose.watching.observe import (
     Recorder,
     Seen,
     may_run_again,
+    named_behind,
     sample,
 )
 from attnsel.diagnose.watching.sdpa import api_of
@@ -88,7 +88,7 @@ class Watcher:
         self.products = self.operators = 0  # since anything new
         self.others: set[str] = set()  # where softmax is no attention
         self.by_exp = False
-        self.unfollowed: tuple[Any, Any] = (None, None)  # the key and the result of a softmax not known yet
+        self.unfollowed: tuple[Any, Any] = (None, None)  # the key and the node of a softmax not known yet
 
     # ---- when to read
 
@@ -115,7 +115,7 @@ class Watcher:
         if torch.compiler.is_dynamo_compiling() or threading.get_ident() != self.thread or out_of_reach():
             return function(*args, **kwargs)
         name = getattr(function, "__name__", "")
-        if name.strip("_") not in READ:
+        if name.strip("_") not in READ or _views_a_weight(args):
             out = function(*args, **kwargs)
             self.products += name in _PRODUCT_FUNCTIONS
             self.operators += 1
@@ -182,9 +182,10 @@ class Watcher:
         )
         seen, fix = self._advised(call.place.where, seen, found)
         tally = self.recorder.file(call.place, seen, call.known_as)
-        key, softmax = self.unfollowed
-        if key == call.known_as and softmax is not None and softmax() is not None:
-            self.recorder.follow(tally, softmax())
+        key, node = self.unfollowed
+        if key == call.known_as and node is not None:
+            tally.backward = named_behind(node, frozenset())[1]
+            node.register_hook(tally.count_backward)
         self.unfollowed = (None, None)
         self._time(call, found)
         tally.extra["fix"] = "" if fix is None else str(fix)
@@ -229,6 +230,12 @@ class Watcher:
             sample(tally, PEAK, sum(one.bytes for one in found.materialised))
 
 
+def _views_a_weight(args: tuple[Any, ...]) -> bool:
+    """Whether, in inference mode, what is given requires a gradient: its views do, but not under a mode."""
+    given = (one for one in args if isinstance(one, Tensor))
+    return torch.is_inference_mode_enabled() and any(one.requires_grad for one in given)
+
+
 def _writes(function: Any, kwargs: dict[str, Any]) -> bool:
     """Whether it may change what it is given, so that it must not run twice."""
     name = getattr(function, "__name__", "_")
@@ -265,7 +272,7 @@ def told_of_softmax(
         recorder.follow(tally, out)
     else:
         watcher.begin()
-        watcher.unfollowed = key, weakref.ref(out)  # nobody's tensors live longer than they would
+        watcher.unfollowed = key, out.grad_fn  # not the tensor, which would live longer
 
 
 def told_of_exp(

@@ -162,7 +162,7 @@ class OperatorMode(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         given = kwargs or {}
-        if types:  # tensors that take operators themselves: one that is put apart may come back for ever
+        if types:  # tensors that take operators themselves: one put apart may come back
             return func(*args, **given)
         # In inference mode, and for tensors made there, a mode is given whole what is made of other operators.
         # Put apart under a mode most of these would take other ways, with other last bits.

@@ -72,6 +72,9 @@ class Inside(OperatorMode):
 def _only_counted(recorder: Recorder, call: WatchedCall, api: Api, name: str) -> bool:
     """Whether the call is one that cannot be looked into: it has run then, and is counted by its name."""
     hindered, other = out_of_reach(), not_readable(*call.args, *call.kwargs.values(), nested=True)
+    # There views of weights require a gradient, and under a mode not: products are then folded otherwise.
+    if not hindered and isinstance(call.argument(0, "self"), torch.nn.Module):
+        hindered = "inference_mode" if torch.is_inference_mode_enabled() else ""
     if not hindered and not other:
         return False
     place = recorder.place()
@@ -394,10 +397,9 @@ def mha_question(
 def watch_layer(recorder: Recorder, call: WatchedCall) -> None:
     """nn.TransformerEncoderLayer.forward: one operator for the whole layer, or its pieces."""
     module, x = call.argument(0, "self"), call.argument(1, "src")
-    if out_of_reach() or not_readable(*call.args, *call.kwargs.values(), nested=True):
-        with without_mode():
-            call.run()
-        return  # its nn.MultiheadAttention says so
+    with without_mode():
+        if _only_counted(recorder, call, "nn.MultiheadAttention", "nn.TransformerEncoderLayer"):
+            return
     place = recorder.place()
     key = (
         _LAYER,
