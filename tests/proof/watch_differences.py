@@ -256,7 +256,8 @@ def compare_programs(only: str) -> int:
                     env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", "MASTER_PORT": "29561"},
                 )  # fmt: skip
                 hidden = re.compile(rf"{re.escape(folder)}|0x[0-9a-f]+|\d+:\d+:\d+ .*Profiler.*".encode())
-                results.append((done.returncode, *(hidden.sub(b"", s) for s in (done.stdout, done.stderr))))
+                code_of = 130 if done.returncode == -2 else done.returncode  # an interrupt, as the page says
+                results.append((code_of, *(hidden.sub(b"", s) for s in (done.stdout, done.stderr))))
         if results[0] != results[1]:
             differing += 1
             print(f"DIFFERS  {title}")

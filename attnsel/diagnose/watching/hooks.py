@@ -164,7 +164,7 @@ class OperatorMode(TorchDispatchMode):
         given = kwargs or {}
         if types:  # tensors that take operators themselves: one put apart may come back
             return func(*args, **given)
-        # In inference mode, and for tensors made there, a mode is given whole what is made of other operators.
+        # In inference mode, and for tensors made there, a mode is given whole what is made of operators.
         # Put apart under a mode most of these would take other ways, with other last bits.
         if func is _WHOLE:
             with self:
