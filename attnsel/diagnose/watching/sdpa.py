@@ -410,8 +410,8 @@ def _in_autograd(frame: FrameType | None) -> bool:
 
 def _scripted() -> int:
     """How many functions and modules TorchScript has made."""
-    functions = len(torch.jit._state._python_cu.get_functions())
-    return functions + len(torch.jit._recursive.concrete_type_store.type_store)
+    unit: Any = torch.jit._state._python_cu
+    return len(unit.get_functions()) + len(torch.jit._recursive.concrete_type_store.type_store)
 
 
 def _begin(recorder: Recorder) -> None:
