@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None and not runs:
         complain("standard output is closed: nothing can be written")
         return CANNOT_WRITE
-    for stream in (sys.stdout, sys.stderr):
+    for stream in () if runs else (sys.stdout, sys.stderr):  # a program's are its own, also when it ends
         if not (getattr(stream, "encoding", None) or "").lower().startswith("utf"):
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code = _call(words)
             if argv is None:
                 gc.freeze()  # and goes with the process, which would search it again: a quarter of the time
-        if sys.stdout is not None:
+        if not runs:
             sys.stdout.flush()
         return code if isinstance(code, int) else FOUND
     except KeyboardInterrupt:

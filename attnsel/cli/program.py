@@ -11,7 +11,7 @@ import pkgutil
 import signal
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType, TracebackType
@@ -331,7 +331,8 @@ class Teller:
         try:
             self._tell()
         except Exception as error:
-            complain(f"the report could not be made: {in_words(error)}")
+            with suppress(Exception):  # a program that closed standard error is told nothing there
+                complain(f"the report could not be made: {in_words(error)}")
 
     def _tell(self) -> None:
         from attnsel.diagnose.watching.judge import write  # which asks the engine: when the program has ended
@@ -346,7 +347,7 @@ class Teller:
             return
         text = self.form.written(watched.document, watched.as_dict, width=80)
         if self.output is None:
-            if sys.stdout is not None:
+            with suppress(Exception):  # closed, or a pipe that nobody reads: the program's own affair
                 sys.stdout.flush()
             print(text, file=sys.stderr)
         elif not watched.process.rank:

@@ -43,31 +43,45 @@ def known_fixes() -> dict[tuple[str, str], Fix]:
     return {(row["topic"], row["api"]): Fix(row["text"], row["code"]) for row in rows}
 
 
-def unwritten(api: str) -> Fix | None:
+def unwritten(api: str, p: AttentionParams | None = None) -> Fix | None:
     """What makes a library run a kernel where it wrote attention out; None for the program's own lines."""
-    return known_fixes().get(("written out", api))
+    topic = "written out"
+    if p is not None and (p.softcap or p.softmax_type != "vanilla"):
+        topic = "softcap" if p.softcap else "sinks"  # which not every way of the library has
+    return known_fixes().get((topic, api))
 
 
 # ---- What to put in the place of attention written by hand ---------------------------------------------
 
 
-def replacement(p: AttentionParams, *, scale: float | None, folded: bool = False, cast: bool = False) -> Fix:
-    """What to put in the place of attention written by hand, with its arguments filled in.
+def replacement(
+    p: AttentionParams,
+    *,
+    scale: float,
+    temperature: str = "",
+    folded: bool = False,
+    cast: bool = False,
+    same: bool = True,
+    factors: tuple[float, float] = (1.0, 1.0),
+) -> Fix | None:
+    """What to put in the place of attention written by hand, with its arguments filled in; None where no call
+    says it. What stands before the comment can be computed from the names that it uses.
 
-    ``scale``: what the scores are multiplied by, None where it is a tensor. ``folded``: q, k, v [n, s, d].
-    ``cast``: they were cast to float32 first.
+    ``scale``: what the scores are multiplied by, and by a tensor where ``temperature`` is "*" or "/".
+    ``folded``: q, k, v [n, s, d]. ``cast``: they were cast to float32 first. ``same``: whether the mask is
+    that of the whole batch. ``factors``: what the lines multiply q and k by before the scores.
     """
     if p.softcap or p.softmax_type != "vanilla":
-        return _flexible(p, scale)
+        plain = not temperature and not folded and factors == (1.0, 1.0)
+        return _flexible(p, scale, same) if plain else None
     names = [f"{name}.unsqueeze(1)" for name in "qkv"] if folded else ["q", "k", "v"]
     extra: list[str] = []
     notes: list[str] = []
-    if scale is None:
-        names[0] = "q * temperature"
-        extra.append("scale=1.0")
-    elif not math.isclose(scale, default_softmax_scale(p.head_dim_qk), rel_tol=1e-4):
+    if temperature:
+        names[0] = f"(q {temperature} temperature).unsqueeze(1)" if folded else f"q {temperature} temperature"
+    if temperature or not math.isclose(scale, default_softmax_scale(p.head_dim_qk), rel_tol=1e-4):
         extra.append(f"scale={scale:.6g}")
-    extra = [*_mask_arguments(p, notes), *extra]
+    extra = [*_mask_arguments(p, notes, folded, same), *extra]
     if p.attention_dropout:
         extra.append(f"dropout_p={p.attention_dropout:g} if self.training else 0.0")
     if p.gqa:
@@ -78,42 +92,69 @@ def replacement(p: AttentionParams, *, scale: float | None, folded: bool = False
     )
     if cast:
         notes.append(f"q, k, v in {p.dtype}: it sums in fp32 itself")
+    for name, factor in zip("qk", factors, strict=True):
+        if factor != 1:
+            notes.insert(0, f"{name} before it is multiplied by {factor:.6g}")
     if not folded:
         notes.insert(0, "q, k, v [b, h, s, d]")
     return Fix("replace these lines", call + (f"  # {'; '.join(notes)}" if notes else ""))
 
 
-def _mask_arguments(p: AttentionParams, notes: list[str]) -> list[str]:
+def _mask_arguments(p: AttentionParams, notes: list[str], folded: bool, same: bool) -> list[str]:
     kind = p.attn_mask_type
     if p.has_bias or p.core_attention_bias_type == "alibi":
-        if kind != "no_mask":
-            notes.append("add the mask to the bias")
-        return ["attn_mask=bias.to(q.dtype)"]
-    if kind == "no_mask" or p.tensors.mask_hides_nothing:
+        notes.append("bias: all that is added to the scaled scores" + _hides(p))
+        return ["attn_mask=bias.to(q.dtype)" + _for_each(folded, (p.core_attention_bias_shape or "1hss")[:2])]
+    if kind == "no_mask":
         return []
-    if kind == "causal" and not p.windowed:
+    if p.tensors.mask_hides_nothing:
+        notes.append("visible: the mask, which hid nothing in this call")
+    elif same and kind == "causal" and not p.windowed:
         return ["is_causal=True"]
-    if kind == "causal_bottom_right" and not p.windowed:
+    elif same and kind == "causal_bottom_right" and not p.windowed:
         if p.max_seqlen_q == 1:
             return []
-        return [f"attn_mask=torch.nn.attention.bias.causal_lower_right({p.max_seqlen_q}, {p.max_seqlen_kv})"]
-    notes.append("a bool mask shows where it is True")
-    return ["attn_mask=visible"]
+        notes.append("from torch.nn.attention.bias import causal_lower_right")
+        return [f"attn_mask=causal_lower_right({p.max_seqlen_q}, {p.max_seqlen_kv})"]
+    else:
+        notes.append("visible: a bool mask that is True where a key is seen")
+    return ["attn_mask=visible" + _for_each(folded, "11" if same else "1h")]
 
 
-def _flexible(p: AttentionParams, scale: float | None) -> Fix:
+def _hides(p: AttentionParams) -> str:
+    return "" if p.attn_mask_type == "no_mask" else ", and -inf where a key is not seen"
+
+
+def _for_each(folded: bool, lead: str) -> str:
+    """A mask for each of a batch whose heads are folded into it."""
+    return ".unsqueeze(1)" if folded and lead != "11" else ""
+
+
+def _flexible(p: AttentionParams, scale: float, same: bool) -> Fix | None:
     """What F.sdpa cannot say."""
+    kind = p.attn_mask_type
+    masked = p.windowed or p.has_bias or p.core_attention_bias_type == "alibi" or not same
+    if masked or p.attention_dropout or kind not in ("no_mask", "causal", "causal_bottom_right"):
+        return None
+    scaled = f"scale={scale:.6g}"
     if p.softmax_type != "vanilla":
         said = f"attnsel.attention(q, k, v, softmax_type={p.softmax_type!r}, softmax_offset=sinks"
-        said += f", softmax_scale={scale:.6g}" if scale else ""
-        mask = f", attn_mask_type={p.attn_mask_type!r}" if p.attn_mask_type in ("causal", "no_mask") else ""
-        return Fix("replace these lines", f"{said}{mask})  # q, k, v [b, s, h, d]; F.sdpa has no sinks")
+        mask = f", attn_mask_type={kind!r}" if kind != "no_mask" else ""
+        return Fix(
+            "replace these lines",
+            f"{said}, softmax_{scaled}{mask})  # q, k, v [b, s, h, d]; F.sdpa has no sinks",
+        )
     mod = f"lambda s, b, h, i, j: {p.softcap:g} * torch.tanh(s / {p.softcap:g})"
-    block = ", block_mask=causal_block_mask" if p.causal else ""
-    scaled = f", scale={scale:.6g}" if scale else ""
+    block = ""
+    if kind != "no_mask":
+        corner = p.max_seqlen_kv - p.max_seqlen_q if kind == "causal_bottom_right" else 0
+        seen = "j <= i" + (f" + {corner}" if corner else "")
+        sizes = f"{p.max_seqlen_q}, {p.max_seqlen_kv}, device=q.device"
+        block = f", block_mask=create_block_mask(lambda b, h, i, j: {seen}, None, None, {sizes})"
+    grouped = ", enable_gqa=True" if p.gqa else ""
     return Fix(
         "replace these lines",
-        f"flex_attention(q, k, v, score_mod={mod}{block}{scaled})  # F.sdpa has no soft cap",
+        f"flex_attention(q, k, v, score_mod={mod}{block}, {scaled}{grouped})  # F.sdpa has no soft cap",
     )
 
 
@@ -128,12 +169,15 @@ def ways_out(api: str, p: AttentionParams, topics: Iterable[str]) -> tuple[Fix, 
     return tuple(dict.fromkeys(fix for fix in found if fix is not None))
 
 
-def fixes(api: str, p: AttentionParams, hindrances: Iterable[Hindrance]) -> tuple[Fix, ...]:
-    """The ways out of ``hindrances`` for a user of ``api`` (``record.Api``), each once, in their order."""
+def fixes(
+    api: str, p: AttentionParams, hindrances: Iterable[Hindrance], dropout_name: str = ""
+) -> tuple[Fix, ...]:
+    """The ways out of ``hindrances`` for a user of ``api`` (``record.Api``), each once, in their order.
+    ``dropout_name``: what the model's own configuration calls its dropout."""
     found: dict[Fix, None] = {}
     for hindrance in hindrances:
         for topic in topics(p, hindrance):
-            fix = _fix(api, topic, p)
+            fix = _fix(api, topic, p, dropout_name)
             if fix is not None:
                 found[fix] = None
     return tuple(found)
@@ -223,13 +267,16 @@ _NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _LIKE_TORCH = (TORCH, "aten", "by hand")
 
 
-def _fix(api: str, topic: str, p: AttentionParams) -> Fix | None:
+def _fix(api: str, topic: str, p: AttentionParams, dropout_name: str = "") -> Fix | None:
     way = known_fixes().get((topic, api))
     if way is None and api in _LIKE_TORCH:
         way = known_fixes().get((topic, TORCH))
     if way is None:
         return None
-    return Fix(way.text.format_map(_Words(p)), way.code.format_map(_Words(p)))
+    words = _Words(p)
+    words["dropout_name"] = dropout_name
+    code = way.code if dropout_name or "{dropout_name}" not in way.code else ""
+    return Fix(way.text.format_map(words), code.format_map(words))
 
 
 class _Words(dict[str, Any]):
@@ -238,6 +285,8 @@ class _Words(dict[str, Any]):
     def __init__(self, p: AttentionParams) -> None:
         wide = max(p.head_dim_qk, p.head_dim_v)
         to = -(-wide // 8) * 8
+        missing = wide - min(p.head_dim_qk, p.head_dim_v)
+        narrow = "v" if p.head_dim_v < p.head_dim_qk else "q, k"
         rank, of_mask = p.tensors.rank, len(p.tensors.mask.shape) if p.tensors.mask is not None else 0
         super().__init__(
             s_q=p.max_seqlen_q,
@@ -251,8 +300,8 @@ class _Words(dict[str, Any]):
             more=to - p.head_dim_qk,
             more_v=wide - p.head_dim_v,
             more_qk=wide - p.head_dim_qk,
-            narrow="v" if p.head_dim_v < p.head_dim_qk else "q, k",
-            missing=wide - min(p.head_dim_qk, p.head_dim_v),
+            narrow=narrow,
+            padded=", ".join(f"F.pad({name}, (0, {missing}))" if name in narrow else name for name in "qkv"),
             scale=f"{default_softmax_scale(p.head_dim_qk):.6g}",
             left=p.window_size[0],
             dtype=_NAMES.get(p.dtype, p.dtype),

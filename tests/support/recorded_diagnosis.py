@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock, patch
+from unittest.mock import patch
 
 import torch
 
@@ -21,9 +21,9 @@ from attnsel.cli import probe
 from attnsel.cli.form import Form
 from attnsel.cli.program import Teller, _told_at_the_end
 from attnsel.diagnose.ranks import lines
-from attnsel.diagnose.watching import by_hand, sdpa
 from attnsel.diagnose.watching import observe as measure
 from attnsel.diagnose.watching import observe as places
+from attnsel.diagnose.watching import sdpa
 from attnsel.diagnose.watching.judge import Watched
 from attnsel.diagnose.watching.observe import Seen, Tally
 from attnsel.diagnose.watching.record import Process, Site
@@ -175,27 +175,6 @@ def ended(error: BaseException | None = None) -> Any:
     return said, signal.getsignal(signal.SIGTERM) == before
 
 
-def watcher(what: str, *, here: bool = True, top: Any = None, inference: bool = False, **state: Any) -> Any:
-    """What a watcher of attention by hand does, and becomes: when it reads operators, and when it ends."""
-    one = by_hand.Watcher(MagicMock())
-    made = MagicMock()
-    for name, value in {"readings": 3, "products": 5, "operators": 7, **state}.items():
-        setattr(one, name, made if value == "mode" else value)
-    one.thread += not here
-    faked = {"_get_current_dispatch_mode": made if top == "mode" else top, "Reading": made}
-    with contextlib.ExitStack() as stack:
-        for name, value in faked.items():
-            stack.enter_context(patch.object(by_hand, name, lambda *_, value=value: value))
-        stack.enter_context(patch.object(torch, "is_inference_mode_enabled", lambda: inference))
-        stack.enter_context(patch.object(by_hand, "_dispatches_to_modes", lambda: not inference))
-        told = getattr(one, what)()
-        if callable(told):
-            told = told()
-    calls = [call[0].rpartition(".")[2] for mock in (made, one.recorder) for call in mock.mock_calls]
-    about = (one.readings, one.products, one.operators, one.in_inference)
-    return told, "reads" if one.mode else "", calls, about
-
-
 # ---- many ranks, and a machine that the doctor sees --------------------------------------------------------
 
 
@@ -228,4 +207,4 @@ def machine(gpu: str = "H100", flash: dict[str, Any] | None = None, here: Any = 
 
 
 NAMES = {one.__name__: one for one in (compilations, ended, machine, measured, patch, place, read, told)}
-NAMES |= {one.__name__: one for one in (watcher, Site, Process, SimpleNamespace, Watched)}
+NAMES |= {one.__name__: one for one in (Site, Process, SimpleNamespace, Watched)}

@@ -7,26 +7,33 @@ known places are counted by their softmax, which costs next to nothing. In the m
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable
-from types import FrameType
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import (
-    _get_current_dispatch_mode,
-    _pop_mode_temporarily,
-)
 
-from attnsel.diagnose.framework_fixes import replacement, unwritten
+from attnsel.diagnose.framework_fixes import Fix, replacement, unwritten
 from attnsel.diagnose.watching.by_hand_call import Found, TracedProduct
 from attnsel.diagnose.watching.by_hand_operators import ByHand
-from attnsel.diagnose.watching.hooks import OperatorMode, operator_name
-from attnsel.diagnose.watching.observe import FORWARD, PEAK, Observer, Place, Recorder, Seen, sample
-from attnsel.diagnose.watching.sdpa import api_of, watch_sdpa
+from attnsel.diagnose.watching.by_hand_tried import Tries
+from attnsel.diagnose.watching.hooks import OperatorMode, not_readable, operator_name, out_of_reach
+from attnsel.diagnose.watching.observe import (
+    FORWARD,
+    MODE_MAY_RAISE,
+    PEAK,
+    Observer,
+    Place,
+    Recorder,
+    Seen,
+    may_run_again,
+    named_behind,
+    sample,
+)
+from attnsel.diagnose.watching.sdpa import api_of
 from attnsel.errors import in_words
 
 MOST_PRODUCTS = 400
@@ -36,6 +43,23 @@ MOST_OPERATORS = 100_000
 MOST_READINGS = 40
 """How often reading begins; a program that makes new code for ever is not followed for ever."""
 
+SAME = "no library call is known to mean the same"
+UNTRIED = "a replacement could not be tried on these numbers, so none is told"
+
+_READ = """
+matmul rmatmul bmm mm baddbmm einsum tensordot mul multiply rmul imul div divide true_divide truediv
+rtruediv itruediv add radd iadd sub subtract rsub isub tanh masked_fill where softmax exp sum logsumexp cat
+concat concatenate stack dropout bernoulli to type type_as float half bfloat16 double clone contiguous
+repeat repeat_interleave expand expand_as copy clamp clamp_min clamp_max clip maximum max nan_to_num view
+reshape permute transpose flatten unflatten unsqueeze squeeze split chunk unbind select narrow getitem
+setitem get as_strided movedim swapaxes t detach multi_head_attention_forward
+"""
+READ = frozenset(_READ.split())
+"""Functions whose operators are read. Under a dispatch mode some others compute otherwise, with other last
+bits: losses, norms, decompositions of matrices (``areAnyTensorSubclassLike`` in aten). They run alone; of
+what they make of scores it is known that these are no scores any more."""
+
+_PRODUCT_FUNCTIONS = ("linear", "conv1d", "conv2d", "conv3d")
 _PRODUCTS = frozenset({"aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm", "aten::convolution"})
 _STATE = "by_hand"
 
@@ -44,33 +68,8 @@ class Reading(OperatorMode):
     """Reads operators while it is entered."""
 
     def __init__(self, watcher: Watcher) -> None:
-        super().__init__()
+        super().__init__(watcher.recorder)
         self._watcher = watcher
-        self._entered = 0
-        self._makes = False
-
-    def __enter__(self) -> Reading:
-        self._entered += 1  # once more inside of a composite operator
-        if "__new__" not in vars(Tensor):
-            Tensor.__new__ = self._new  # type: ignore[method-assign, assignment]
-            self._makes = True
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._entered -= 1
-        if self._makes and not self._entered:
-            self._makes = False
-            del Tensor.__new__
-        super().__exit__(*error)
-
-    def _new(self, kind: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """``Tensor.__new__``, which makes no subclass (torch.nn.attention.bias.CausalBias, say) under a
-        dispatch mode: the tensor that is to become one has been in Python already."""
-        if kind is Tensor or _get_current_dispatch_mode() is not self:
-            return super(Tensor, kind).__new__(kind, *args, **kwargs)
-        with _pop_mode_temporarily():
-            return super(Tensor, kind).__new__(kind, *args, **kwargs)
 
     def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         self._watcher.read(func, args, kwargs, out)
@@ -82,83 +81,69 @@ class Watcher:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.thread = threading.get_ident()
-        self.reader = ByHand(self._found, self._softmax)
-        self.mode: Reading | None = None
-        self.in_inference = False  # whether it was entered inside of torch.inference_mode
+        self.reader = ByHand(lambda *one: self.found.append(one), self._softmax)
+        self.tries = Tries()
+        self.found: list[tuple[TracedProduct, Found]] = []  # by the function that runs
         self.readings = 0
         self.products = self.operators = 0  # since anything new
         self.others: set[str] = set()  # where softmax is no attention
         self.by_exp = False
-        self.unfollowed: tuple[Any, Any] = (None, None)  # the key and the result of a softmax not known yet
+        self.unfollowed: tuple[Any, Any] = (None, None)  # the key and the node of a softmax not known yet
 
     # ---- when to read
 
+    @property
+    def reads(self) -> bool:
+        return bool(self.recorder.readers)
+
     def begin(self) -> None:
-        """Read from now on, if that is possible here."""
+        """Read from now on."""
         self.products = self.operators = 0
-        if self.mode is not None or threading.get_ident() != self.thread or self.readings >= MOST_READINGS:
-            return
-        if _get_current_dispatch_mode() is not None:
-            return  # the program's own: it would take ours for its own when it ends
-        self.readings += 1
-        self.mode = Reading(self)
-        self.mode.__enter__()
-        self.in_inference = torch.is_inference_mode_enabled()
-        if self.in_inference:
-            self.recorder.soon(self._stay)
+        if not self.reads and threading.get_ident() == self.thread and self.readings < MOST_READINGS:
+            self.readings += 1
+            self.recorder.readers.append(self.run)
 
-    def _stay(self) -> None:
-        """Leaving inference_mode puts back what was dispatched to before it: a mode that was entered inside
-        is on the stack still and sees nothing. The next one needs it entered again."""
-        mode = self.mode
-        if mode is None or not self.in_inference or threading.get_ident() != self.thread:
-            return
-        if not _dispatches_to_modes() and _get_current_dispatch_mode() is mode:
-            mode.__exit__(None, None, None)
-            mode.__enter__()
-            self.in_inference = torch.is_inference_mode_enabled()
-        self.recorder.soon(self._stay)
-
-    def end(self) -> bool:
-        """Read no more; whether that was possible here: a mode of the program may stand above ours.
-
-        What was entered outside of inference_mode is not left inside: leaving that would have torch dispatch
-        to a mode that there is not.
-        """
-        mode = self.mode
-        if mode is None:
-            return True
-        if threading.get_ident() != self.thread or _get_current_dispatch_mode() is not mode:
-            return False
-        if torch.is_inference_mode_enabled() and not self.in_inference:
-            return False
-        self.mode = None
-        mode.__exit__(None, None, None)
+    def end(self) -> None:
+        """Read no more."""
+        self.recorder.readers.clear()
         self.reader.forget()
         self.unfollowed = (None, None)
-        return True
 
-    def pause(self) -> Callable[[], None]:
-        """Read nothing until what is returned is called."""
-        mode = self.mode
-        if mode is None or not self.end():
-            return lambda: None
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of torch's, whose operators are read. Where it raises it runs again alone, if it only
+        makes something: some functions cannot be called under a dispatch mode (``Tensor.as_subclass``)."""
+        if torch.compiler.is_dynamo_compiling() or threading.get_ident() != self.thread or out_of_reach():
+            return function(*args, **kwargs)
+        name = getattr(function, "__name__", "")
+        if name.strip("_") not in READ or _views_a_weight(args):
+            out = function(*args, **kwargs)
+            self.products += name in _PRODUCT_FUNCTIONS
+            self.operators += 1
+            self.recorder.safely(self.reader.passed_by, name, args, out)
+            return self._read_to(out)
+        if _writes(function, kwargs) or not may_run_again():
+            with Reading(self):
+                out = function(*args, **kwargs)
+            return self._read_to(out)
+        with suppress(*MODE_MAY_RAISE):
+            with Reading(self):
+                out = function(*args, **kwargs)
+            return self._read_to(out)
+        return function(*args, **kwargs)
 
-        def resume() -> None:
-            if self.mode is None and _get_current_dispatch_mode() is None:
-                self.mode = mode
-                mode.__enter__()
-
-        return resume
-
-    def _soon(self) -> None:
-        if not self.end():
-            self.recorder.soon(self._soon)
+    def _read_to(self, out: Any) -> Any:
+        """After a function's operators: nothing runs now, and what was found can be tried."""
+        found, self.found = self.found, []
+        for call, one in found:
+            self.recorder.safely(self._file, call, one)
+        if self.operators >= MOST_OPERATORS or self.products >= MOST_PRODUCTS:
+            self.end()
+        return out
 
     # ---- what is read
 
     def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if self.recorder.is_quiet or not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, torch._ops.OpOverload):
             return
         try:
             self.reader.read(func, args, kwargs, out)
@@ -166,15 +151,10 @@ class Watcher:
             self.reader.forget()
             self.recorder.cannot_see(f"operators were not read on: {func}: {in_words(error)}")
         self.operators += 1
-        product = operator_name(func) in _PRODUCTS
-        self.products += product
-        if self.operators == MOST_OPERATORS or (product and self.products == MOST_PRODUCTS):
-            self.recorder.soon(self._soon)
+        self.products += operator_name(func) in _PRODUCTS
 
     def _softmax(self, call: TracedProduct, attention: bool) -> bool:
         """A softmax of scores, or its like; whether to follow it."""
-        if _called_by(watch_sdpa):
-            return False
         place = self.recorder.place()
         call.place, call.known_as = place, self.key(place, call.shape)
         call.counted = call.known_as in self.recorder.known
@@ -185,7 +165,7 @@ class Watcher:
     def key(self, place: Place, shape: Iterable[int]) -> tuple[Any, ...]:
         return _STATE, place.where, tuple(shape), torch.is_grad_enabled()
 
-    def _found(self, call: TracedProduct, found: Found) -> None:
+    def _file(self, call: TracedProduct, found: Found) -> None:
         self.by_exp = self.by_exp or "aten::exp" in found.operators
         if call.counted or call.place is None:
             self._time(call, found)
@@ -200,16 +180,43 @@ class Watcher:
             materialised=found.materialised,
             notes=found.notes,
         )
+        seen, fix = self._advised(call.place.where, seen, found)
         tally = self.recorder.file(call.place, seen, call.known_as)
-        fix = unwritten(api)
-        if fix is None and found.params is not None:
-            cast = any("cast from" in note for note in found.notes)
-            fix = replacement(found.params, scale=found.scale, folded=found.folded, cast=cast)
-        if self.unfollowed[0] == call.known_as:
-            self.recorder.follow(tally, self.unfollowed[1])
+        key, node = self.unfollowed
+        if key == call.known_as and node is not None:
+            tally.backward = named_behind(node, frozenset())[1]
+            node.register_hook(tally.count_backward)
         self.unfollowed = (None, None)
         self._time(call, found)
         tally.extra["fix"] = "" if fix is None else str(fix)
+
+    def _advised(self, where: str, seen: Seen, found: Found) -> tuple[Seen, Fix | None]:
+        """With what to put in the place of these lines, if it was tried and gives the same; else why not."""
+        if found.params is None:
+            return seen, None
+        if found.between:
+            text = f"between scores and output stands {', '.join(found.between)}: {SAME}"
+            return seen._replace(params=None, unread=text, notes=()), None
+        cast = any("cast from" in note for note in found.notes)
+        fix = replacement(
+            found.params,
+            scale=found.scale,
+            temperature=found.temperature,
+            folded=found.folded,
+            cast=cast,
+            same=found.mask.same,
+            factors=found.factors,
+        )
+        if fix is None:
+            return seen._replace(notes=(*seen.notes, f"F.sdpa cannot say this, and {SAME}")), None
+        differs = self.tries.differs(where, fix.code, found.numbers, folded=found.folded)
+        if differs:
+            text = f"the call that it was read as was tried, and gives other numbers {differs}: {SAME}"
+            return seen._replace(params=None, unread=text, notes=()), None
+        theirs = unwritten(seen.api, found.params)
+        if theirs is not None or differs is not None:
+            return seen, theirs or fix
+        return seen._replace(notes=(*seen.notes, UNTRIED)), None
 
     def _time(self, call: TracedProduct, found: Found) -> None:
         """From the first product to the last, on a CPU. There operators are read, which adds some 0.1 ms."""
@@ -223,18 +230,16 @@ class Watcher:
             sample(tally, PEAK, sum(one.bytes for one in found.materialised))
 
 
-def _dispatches_to_modes() -> bool:
-    return bool(torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Python))
+def _views_a_weight(args: tuple[Any, ...]) -> bool:
+    """Whether, in inference mode, what is given requires a gradient: its views do, but not under a mode."""
+    given = (one for one in args if isinstance(one, Tensor))
+    return torch.is_inference_mode_enabled() and any(one.requires_grad for one in given)
 
 
-def _called_by(function: Callable[..., Any]) -> bool:
-    code = function.__code__
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False
+def _writes(function: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether it may change what it is given, so that it must not run twice."""
+    name = getattr(function, "__name__", "_")
+    return (name.endswith("_") and name != "__get__") or "out" in kwargs
 
 
 # ---- the observer -----------------------------------------------------------------------------------
@@ -242,14 +247,13 @@ def _called_by(function: Callable[..., Any]) -> bool:
 
 def _begin(recorder: Recorder) -> None:
     recorder.state[_STATE] = Watcher(recorder)
-    recorder.soon(recorder.state[_STATE].begin)
-    recorder.before_backward.append(recorder.state[_STATE].pause)
+    recorder.state[_STATE].begin()
 
 
 def _finish(recorder: Recorder) -> None:
     watcher: Watcher | None = recorder.state.pop(_STATE, None)
-    if watcher is not None and not watcher.end():
-        recorder.cannot_see("a dispatch mode of the program stands above the one that reads operators")
+    if watcher is not None:
+        watcher.end()
 
 
 def told_of_softmax(
@@ -257,7 +261,7 @@ def told_of_softmax(
 ) -> None:
     """Counts a softmax of attention that is known; has operators read where it is not."""
     watcher: Watcher | None = recorder.state.get(_STATE)
-    if watcher is None or not isinstance(out, Tensor) or out.dim() < 2:
+    if watcher is None or not isinstance(out, Tensor) or not_readable(out) or out.dim() < 2:
         return
     place = recorder.place()
     if place.where in watcher.others:
@@ -268,14 +272,14 @@ def told_of_softmax(
         recorder.follow(tally, out)
     else:
         watcher.begin()
-        watcher.unfollowed = (key, out)
+        watcher.unfollowed = key, out.grad_fn  # not the tensor, which would live longer
 
 
 def told_of_exp(
     recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> None:
     watcher: Watcher | None = recorder.state.get(_STATE)
-    if watcher is not None and watcher.by_exp and isinstance(out, Tensor):
+    if watcher is not None and watcher.by_exp and isinstance(out, Tensor) and not not_readable(out):
         tally = recorder.recall(watcher.key(recorder.place(), out.shape))
         if tally is not None:
             recorder.follow(tally, out)

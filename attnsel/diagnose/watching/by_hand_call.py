@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import isclose, prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attnsel.diagnose.watching.by_hand_tried import Numbers, heads_of, picked
 from attnsel.diagnose.watching.record import Materialised
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, read_dtype, read_mask_type
@@ -40,6 +41,7 @@ class Visibility(NamedTuple):
     kind: str = "no_mask"
     window: tuple[int, int] | None = None
     hides_nothing: bool = False
+    same: bool = True  # for the whole batch and all heads: none of them has its own
     shape: tuple[int, ...] | None = None
     note: str = ""
 
@@ -52,11 +54,22 @@ class Bias(NamedTuple):
     requires_grad: bool = False
 
 
-def read_masks(additions: list[Addition], s_q: int, s_kv: int) -> tuple[Visibility, Bias]:
+class Masks(NamedTuple):
+    """What masks and biases mean together, and their values: True where a pair is hidden, and what is added
+    to others."""
+
+    visibility: Visibility = Visibility()
+    bias: Bias = Bias()
+    hidden: Tensor | None = None
+    added: Tensor | None = None
+    unread: bool = False
+
+
+def read_masks(additions: list[Addition], s_q: int, s_kv: int) -> Masks:
     """What masks and biases of [.., s_q, s_kv] scores mean together."""
     hidden: Tensor | None = None
-    bias = Bias()
-    unread = False
+    added: Tensor | None = None
+    learned = unread = False
     for one in additions:
         if one.tensor.dim() and one.tensor.shape[-1] == 1 and s_kv > 1:
             continue  # the same for all keys of a row: softmax takes no notice
@@ -67,12 +80,15 @@ def read_masks(additions: list[Addition], s_q: int, s_kv: int) -> tuple[Visibili
         if its is not None:
             hidden = its if hidden is None else hidden | its
         if rest is not None:
-            bias = _bias(rest, one.tensor)
+            added = rest if added is None else added + rest
+            learned = learned or one.tensor.requires_grad
+    bias = Bias() if added is None else _bias(added, learned)
     if unread:
-        return Visibility("arbitrary", note="the mask was too large to read"), bias
+        return Masks(Visibility("arbitrary", note="the mask was too large to read"), bias, unread=True)
     if hidden is None:
-        return Visibility(), bias
-    return _visibility(hidden, s_q, s_kv), bias
+        return Masks(bias=bias, added=added)
+    visibility = _visibility(hidden, s_q, s_kv)._replace(same=max(hidden.shape[:-2], default=1) == 1)
+    return Masks(visibility, bias, hidden, added)
 
 
 def _can_read(tensor: Tensor) -> bool:
@@ -97,15 +113,15 @@ def _parts(one: Addition) -> tuple[Tensor | None, Tensor | None]:
     return (hidden if is_mask else None), (kept if bool(kept.any()) else None)
 
 
-def _bias(kept: Tensor, given: Tensor) -> Bias:
+def _bias(kept: Tensor, learned: bool) -> Bias:
     """ALiBi where it is linear in the key's position, and the same for no two heads."""
     kind = "post_scale_bias"
-    if kept.dim() >= 3 and kept.shape[-1] >= 3 and not given.requires_grad:
+    if kept.dim() >= 3 and kept.shape[-1] >= 3 and not learned:
         step = kept[..., 1:] - kept[..., :-1]
         row = step[..., -1:, :]  # a causal mask hides the upper rows; the last row sees all
         if bool((row - row[..., :1]).abs().max() <= 1e-3 * row.abs().max()):
             kind = "alibi"
-    return Bias(kind, tuple(kept.shape), given.requires_grad)
+    return Bias(kind, tuple(kept.shape), learned)
 
 
 def _visibility(hidden: Tensor, s_q: int, s_kv: int) -> Visibility:
@@ -172,13 +188,16 @@ class Operand(NamedTuple):
 class Found(NamedTuple):
     """A call that was found: ``params`` are None where attnsel has no words for it, and ``unread`` says why.
 
-    ``scale`` is None where it is no number; ``dropout`` is a probability. ``folded``: batch and heads are one
-    dimension. ``mask`` says what is hidden.
+    ``scale``: the number before the scores; ``temperature``: "*" or "/" where there is a tensor too.
+    ``dropout`` is a probability. ``folded``: batch and heads are one dimension. ``mask`` says what is hidden.
+    ``between``: operators between scores and output that were not read. ``factors``: what q and k were
+    multiplied by. ``numbers``: what a replacement can be tried on.
     """
 
     params: AttentionParams | None
     unread: str
-    scale: float | None
+    scale: float
+    temperature: str
     dropout: float
     folded: bool
     mask: Visibility
@@ -189,6 +208,9 @@ class Found(NamedTuple):
     notes: tuple[str, ...]
     seconds: float
     operators: tuple[str, ...]
+    between: tuple[str, ...]
+    factors: tuple[float, float]
+    numbers: Numbers | None
 
 
 class TracedProduct:
@@ -197,27 +219,37 @@ class TracedProduct:
 
     def __init__(self, operator: str, a: Tensor, b: Tensor, left: Operand, right: Operand) -> None:
         self.rows, self.depth, self.columns = a.shape[-2], a.shape[-1], b.shape[-1]
-        self.batch = a.shape[0] if a.dim() == 3 else 1
+        self.batch = prod(a.shape[:-2])
         self.left, self.right = left, right
         self.dtype = a.dtype
-        self.factor: float | None = left.factor * right.factor
+        self.factor = left.factor * right.factor
+        self.temperature: Tensor | None = None
+        self.inverse = False  # whether it divides
         self.softcap = 0.0
         self.additions: list[Addition] = []
         self.done = False
         self.place: Any = None  # what an observer keeps of it
         self.known_as: Any = None
         self.counted = False
-        self.mask_unread = False
+        self.between: list[str] = []  # what was not read
+        self.zeroed: list[Tensor] = []  # zeros and ones that scores were multiplied by
+        self.pieces = False  # whether scores were put together
         self.made: list[Materialised] = []
         self.dropout = 0.0
         self.sink = False
+        self.sinks: Tensor | None = None
         self.normalised = False  # scores less their log-sum-exp
         self.shape: tuple[int, ...] = ()  # of the scores, at their softmax
         self.s_q = self.s_kv = 0
         self.outer: list[int] = []
-        self.key = right
+        self.key, self.query = right, left
         self.dim = -1
-        self.mask, self.bias = Visibility(), Bias()
+        self.masks = Masks()
+        self.a, self.b = heads_of(a, self.batch), heads_of(b, self.batch)
+        self.by_right = self.ordered = True
+        self.kept: Tensor | None = None  # probabilities before dropout
+        self.v: Tensor | None = None
+        self.out: Tensor | None = None
         self.operators = [operator]
         self.requires_grad = a.requires_grad or b.requires_grad
         self.begun = perf_counter()
@@ -226,19 +258,36 @@ class TracedProduct:
         """A tensor as large as the scores that an operator wrote."""
         self.made.append(Materialised(what=what, bytes=out.numel() * out.element_size()))
 
-    def multiplied(self, number: float | None) -> None:
-        """By a number; None is a tensor, such as a temperature that is learned."""
-        if self.softcap < 0 and number is not None:  # what stands behind a tanh is the cap itself
+    def multiplied(self, number: float | None) -> bool:
+        """By a number; whether that can be said."""
+        if number is None or self.softcap > 0 or self.sink:
+            return False
+        if self.softcap < 0:  # what stands behind a tanh is the cap itself
             self.softcap = number
-            self.factor = None if self.factor is None else self.factor * number
-        elif number is None or self.factor is None:
-            self.factor = None
-        else:
-            self.factor *= number
+        self.factor *= number
+        self.additions = [
+            one._replace(times=one.times * number) if one.hides is None else one for one in self.additions
+        ]
+        return True
 
-    def capped(self) -> None:
+    def is_default(self, number: float | None) -> bool:
+        """Whether the scores then have the usual scale: a tensor that says so is a constant."""
+        return number is not None and isclose(self.factor * number, self.depth**-0.5, rel_tol=1e-4)
+
+    def tempered(self, tensor: Tensor, *, inverse: bool) -> bool:
+        """By a tensor that is the same for all keys of a query, such as a temperature that is learned."""
+        said = self.additions or self.softcap or self.sink or self.temperature is not None
+        if said or (tensor.dim() and tensor.shape[-1] != 1):
+            return False
+        self.temperature, self.inverse = tensor.detach(), inverse
+        return True
+
+    def capped(self) -> bool:
         """By a tanh: the cap is the number that follows."""
+        if self.additions or self.softcap or self.sink or self.temperature is not None:
+            return False
         self.softcap = -1.0
+        return True
 
     def softmaxed(self, x: Tensor, dim: int) -> bool:
         """Whether softmax over ``dim`` of these scores is attention, and over which keys."""
@@ -265,12 +314,16 @@ class TracedProduct:
         self.shape, self.dim = shape, dim
         self.s_q, self.s_kv = shape[query_dim], keys
         self.outer = [shape[index] for index in others if index != query_dim]
-        self.key = key
-        self.mask, self.bias = read_masks(self._in_order(query_dim, dim), self.s_q, self.s_kv)
-        if self.mask_unread:
-            self.mask = Visibility(
-                "arbitrary", note="something was written over scores: what, cannot be told"
-            )
+        self.key, self.query, self.by_right = key, query, by_right
+        self.softcap = 1.0 if self.softcap < 0 else self.softcap
+        self.masks = masks = read_masks(self._in_order(query_dim, dim), self.s_q, self.s_kv)
+        for one in self.zeroed:
+            zero = (one.detach() == 0).cpu()
+            if masks.hidden is None or bool((zero & ~masks.hidden).any()):
+                self.between.append("aten::mul by zeros and ones")
+        self.ordered = min(query_dim, dim) == len(shape) - 2  # as the numbers that were copied
+        if not self.ordered and (self.temperature is not None or self.additions):
+            self.pieces = True
         self.additions.clear()
         return True
 
@@ -287,6 +340,63 @@ class TracedProduct:
 
     # ---- the end --------------------------------------------------------------------------------------
 
+    def dropped(self, p: float, probabilities: Tensor) -> None:
+        """Before dropout they were these: what is random cannot be compared."""
+        self.dropout = p
+        last = self.dim == len(self.shape) - 1
+        whole = probabilities if last else probabilities.mT
+        self.kept = heads_of(whole, prod(self.outer)) if self.ordered else None
+
+    def let_go(self) -> None:
+        """Of all tensors: what is followed may be followed for long."""
+        self.a = self.b = self.v = self.out = self.kept = self.temperature = self.sinks = None
+        self.masks = Masks(self.masks.visibility, self.masks.bias)
+        self.additions.clear()
+        self.zeroed.clear()
+
+    def ended(self, probabilities: Tensor, values: Tensor, out: Tensor) -> None:
+        """The last product, [.., s_q, s_kv] by [.., s_kv, d_v]."""
+        if self.requires_grad and torch.is_grad_enabled() and not probabilities.requires_grad:
+            self.between.append("a detach")
+        self.v, self.out = heads_of(values, self.batch), heads_of(out, self.batch)
+        if self.dropout and self.v is not None and self.kept is not None:
+            whole = self.kept.shape[0] == self.v.shape[0]
+            self.out = self.kept.to(self.v.dtype) @ self.v if whole and self.kept.dim() == 3 else None
+        elif self.dropout:
+            self.out = None
+
+    def numbers(self) -> Numbers | None:
+        """What was copied, as one call of a few heads; None where that is not whole."""
+        a, b, v, out = self.a, self.b, self.v, self.out
+        if a is None or b is None or v is None or out is None or self.pieces:
+            return None
+        q, k = (a, b.mT) if self.by_right else (b.mT, a)
+        q, k = q / self.query.factor, k / self.key.factor
+        each = q.shape[-2] // max(self.s_q, 1)
+        if each * self.batch != prod(self.outer) or k.shape[-2] != self.s_kv or out.shape[-2] != q.shape[-2]:
+            return None
+        dtype = self.key.dtype or self.dtype
+        heads = [i * each + j for i in picked(self.batch) for j in range(each)]
+
+        def of_heads(tensor: Tensor | None, last: int) -> Tensor | None:
+            if tensor is None:
+                return None
+            whole = tensor.expand(*self.outer, *(1, 1, *tensor.shape)[-2:-1], last)
+            places = [torch.unravel_index(torch.tensor(head), self.outer) for head in heads]
+            return torch.stack([whole[place] for place in places]).reshape(-1, each, *whole.shape[-2:])
+
+        return Numbers(
+            q.to(dtype).reshape(-1, each, self.s_q, q.shape[-1]),
+            k.to(dtype),
+            v,
+            out.reshape(-1, each, self.s_q, out.shape[-1]),
+            of_heads(self.masks.hidden, self.s_kv),
+            of_heads(self.masks.added, self.s_kv),
+            of_heads(self.temperature, 1),
+            of_heads(None if self.sinks is None else self.sinks[..., :1, :], 1),
+            shared=self.batch > 1 and self.key.repeats > 1,
+        )
+
     def found(self, head_dim_v: int) -> Found:
         """The whole, once the probabilities were multiplied with values of ``head_dim_v``."""
         seconds = perf_counter() - self.begun
@@ -301,16 +411,20 @@ class TracedProduct:
             params,
             unread,
             self.factor,
+            "" if self.temperature is None else "/" if self.inverse else "*",
             self.dropout,
             folded,
-            self.mask,
-            self.bias,
-            max(self.softcap, 0.0),
+            self.masks.visibility,
+            self.masks.bias,
+            self.softcap,
             self.sink,
             tuple(self.made),
             self._notes(folded, heads, groups),
             seconds,
             tuple(self.operators),
+            tuple(dict.fromkeys(self.between)),
+            (self.query.factor, self.key.factor),
+            self.numbers(),
         )
 
     def _batch_and_heads(self) -> tuple[int, int, bool]:
@@ -328,7 +442,7 @@ class TracedProduct:
         return heads // repeats if heads % repeats == 0 else heads
 
     def _params(self, batch: int, heads: int, groups: int, head_dim_v: int) -> AttentionParams:
-        mask, bias = self.mask, self.bias
+        mask, bias = self.masks.visibility, self.masks.bias
         fields: dict[str, Any] = {}
         if mask.kind == "arbitrary" or mask.hides_nothing:
             shape = _spread(mask.shape or (self.s_q, self.s_kv))
@@ -354,7 +468,7 @@ class TracedProduct:
             attn_mask_type=read_mask_type("arbitrary" if mask.hides_nothing else mask.kind),
             attention_dropout=self.dropout,
             is_training=self.requires_grad,
-            softcap=max(self.softcap, 0.0),
+            softcap=self.softcap,
             softmax_type="learnable" if self.sink else "vanilla",
             **fields,
         )
@@ -368,21 +482,24 @@ class TracedProduct:
             notes.append(f"q and k were cast from {before} to {now} first")
         if self.key.repeats > 1:
             notes.append(f"keys of {groups} heads were repeated to {heads} first")
-        if self.factor is None:
+        if self.temperature is not None:
             notes.append("the scale is a tensor")
-        if self.mask.note:
-            notes.append(self.mask.note)
+        if self.masks.visibility.note:
+            notes.append(self.masks.visibility.note)
         return tuple(notes)
 
 
 class Role(NamedTuple):
-    """What a storage holds. ``kind``: operand, scores, exponentials, sum, logsumexp, probabilities, noise or
-    output (of exponentials that are not divided by their sum yet)."""
+    """What a storage holds. ``kind``: operand, scores, exponentials, sum, logsumexp, probabilities, noise,
+    output (of exponentials that are not divided by their sum yet), or other: what was made of scores or
+    probabilities (``of``) by operators that are not read (``path``)."""
 
     kind: str
     call: TracedProduct | None = None
     operand: Operand = Operand()
     number: float = 0.0
+    of: str = ""
+    path: tuple[str, ...] = ()
 
 
 def _spread(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -22,8 +22,12 @@ from attnsel.diagnose.watching.by_hand_call import (
     first_value,
     zeros_and_ones,
 )
+from attnsel.diagnose.watching.by_hand_tried import heads_of
 
 Handler = Callable[["ByHand", tuple[Any, ...], dict[str, Any], Any], "Role | None"]
+
+FAR = 1e4
+"""A bound that no score comes to, but one that hides its pair."""
 
 HIDING = -50.0
 """A value that overwrites a score and is below this hides the pair."""
@@ -42,6 +46,14 @@ def _bmm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Ten
     return _product(reader, "bmm", args[0], args[1], out)
 
 
+def _matmul(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    """As it comes in inference mode, where a mode is not given its pieces."""
+    a, b = args[0], args[1]
+    if min(a.dim(), b.dim()) < 2 or (a.dim() > 2 and b.dim() > 2 and a.shape[:-2] != b.shape[:-2]):
+        return None
+    return _product(reader, "mm" if b.dim() == 2 else "bmm", a, b, out)
+
+
 def _mm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
     return _product(reader, "mm", args[0], args[1], out)
 
@@ -49,34 +61,42 @@ def _mm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tens
 def _baddbmm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
     role = _product(reader, "baddbmm", args[1], args[2], out)
     if role is not None and role.kind == "scores" and role.call is not None:
-        role.call.multiplied(first_value(kwargs.get("alpha", 1)))
+        if not role.call.multiplied(first_value(kwargs.get("alpha", 1))):
+            return None
         times = first_value(kwargs.get("beta", 1)) or 0.0
         if times:
             role.call.additions.append(Addition(args[0], None, times))
-            reader.hold(role.call)
     return role
 
 
 def _product(reader: ByHand, operator: str, a: Tensor, b: Tensor, out: Tensor) -> Role | None:
     """Probabilities times values end a call; else it may be the scores of another."""
     left, right = reader.role(a), reader.role(b)
-    for role, contracted, values, width in (
-        (left, a.shape[-1], b, b.shape[-1]),
-        (right, b.shape[-2], a, a.shape[-2]),
+    for role, (p, v, o), contracted in (
+        (left, (a, b, out), a.shape[-1]),
+        (right, (b, a.mT, out.mT), b.shape[-2]),
     ):
-        if role is None or role.call is None:
+        if role is None or role.call is None or role.call.done:
             continue
-        if role.kind == "probabilities" and contracted == role.call.s_kv:
-            reader.finish(role.call, values, width, f"aten::{operator}")
-            return None
-        if role.kind == "exponentials" and contracted in (role.call.rows, role.call.columns):
-            role.call.operators.append(f"aten::{operator}")
-            return Role("output", role.call, number=width)
+        call, name = role.call, f"aten::{operator}"
+        if "probabilities" in (role.kind, role.of):
+            if contracted == call.s_kv:
+                call.between += role.path
+                call.ended(p, v, o)
+                reader.finish(call, v, v.shape[-1], name)
+                return None
+            if out.numel() == p.numel():  # heads that are mixed
+                return role._replace(kind="other", of="probabilities", path=(*role.path, name))
+        if role.kind == "exponentials" and contracted in (call.rows, call.columns):
+            call.operators.append(name)
+            call.ended(p, v, o)
+            return Role("output", call, number=v.shape[-1])
     operands = reader.operand(a), reader.operand(b)
     if operator == "mm" and (operands[0].parameter or operands[1].parameter):
         return None
     call = TracedProduct(f"aten::{operator}", a, b, *operands)
     call.made_of("scores", out)
+    reader.hold(call)
     return Role("scores", call)
 
 
@@ -98,6 +118,7 @@ def _div(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Ten
             _made(role, "probabilities", x, out)
             return role._replace(kind="probabilities")
         if role.kind == "output" and role.call.shape:
+            role.call.out = heads_of(out, role.call.batch)
             reader.finish(role.call, out, int(role.number), "aten::div")
             return None
     return _times(reader, x, y, out, inverse=True)
@@ -113,17 +134,25 @@ def _times(reader: ByHand, x: Any, y: Any, out: Tensor, *, inverse: bool) -> Rol
             return None
         own = reader.operand(x)
         return Role("operand", operand=own._replace(factor=own.factor * number))
-    if role.kind == "scores" and role.call is not None:
-        if number is not None or not zeros_and_ones(y):  # w * mask + -1e4 * (1 - mask)
-            role.call.multiplied(number)
+    if role.kind == "scores" and role.call is not None and (other is None or other.kind == "operand"):
+        learned = isinstance(y, Tensor) and not role.call.is_default(number)
+        if number is not None and not learned:
+            said = role.call.multiplied(number)
+        elif number is None and isinstance(y, Tensor) and zeros_and_ones(y):  # w * mask + -1e4 * (1 - mask)
+            role.call.zeroed.append(y)
+            said = True
+        else:
+            said = isinstance(y, Tensor) and role.call.tempered(y, inverse=inverse)
         _made(role, "scores, scaled", x, out)
-    elif role.kind == "probabilities" and role.call is not None:
+        return role if said else None
+    if role.kind == "probabilities" and role.call is not None:
         if other is not None and other.kind == "noise":
-            role.call.dropout = other.number
+            role.call.dropped(other.number, x)
             _made(role, "probabilities, dropped", x, out)
-        elif number is None:
-            _made(role, "probabilities, multiplied", x, out)
-    return role
+            return role
+        _made(role, "probabilities, multiplied", x, out)
+        return None
+    return role if role.kind == "noise" else None
 
 
 def _add(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
@@ -144,19 +173,21 @@ def _plus(
     reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, *, sign: float
 ) -> Role | None:
     x, y = args[0], args[1]
-    role = reader.role(x)
-    if sign > 0 and (role is None or role.kind == "operand") and reader.role(y) is not None:
-        x, y, role = y, x, reader.role(y)
-    if role is None or role.kind in ("operand", "noise"):
+    role, other = reader.role(x), reader.role(y)
+    if sign > 0 and (role is None or role.kind != "scores") and other is not None:
+        x, y, role, other = y, x, other, role
+    if role is None or role.call is None:
         return None
-    if role.kind != "scores" or role.call is None:
-        return role  # a small number against division by zero
+    if role.kind == "sum":  # a small number against division by zero
+        number = first_value(y)
+        return role if number is not None and abs(number) <= 1e-6 else None
+    if role.kind != "scores" or role.call.sink or (other is not None and other.call is role.call):
+        return None
     if isinstance(y, Tensor) and y.numel() > 1:
         if y.dim() > out.dim() or y.shape[-1] not in (1, out.shape[-1]):
             return None
         times = sign * (first_value(kwargs.get("alpha", 1)) or 1.0)
         role.call.additions.append(Addition(y, None, times))
-        reader.hold(role.call)
         if y.shape[-1] > 1:
             _made(role, "scores with mask or bias", x, out)
             return role
@@ -168,9 +199,8 @@ def _tanh(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Te
     role = reader.role(args[0])
     if role is None or role.kind != "scores" or role.call is None:
         return None
-    role.call.capped()
     _made(role, "scores, capped", args[0], out)
-    return role
+    return role if role.call.capped() else None
 
 
 # ---- masks ------------------------------------------------------------------------------------------
@@ -192,28 +222,36 @@ def _where(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: T
 
 def _hidden(reader: ByHand, x: Any, mask: Addition, value: Any, out: Tensor) -> Role | None:
     role = reader.role(x)
-    if role is None or role.kind in ("operand", "noise"):
+    if role is None or role.call is None or role.kind not in ("scores", "probabilities"):
         return None
-    if role.kind == "scores" and role.call is not None:
-        number = first_value(value)
-        if number is None or number > HIDING:
-            role.call.mask_unread = True
-        else:
-            role.call.additions.append(mask)
-            reader.hold(role.call)
-        _made(role, "scores, masked", x, out)
-    elif role.kind == "probabilities":
-        _made(role, "probabilities, masked", x, out)
+    _made(role, f"{role.kind}, masked", x, out)
+    number, made_of = first_value(value), reader.role(mask.tensor)
+    derived = made_of is not None and made_of.call is not None
+    if role.kind != "scores" or number is None or number > HIDING or derived:
+        return None
+    role.call.additions.append(mask)
     return role
 
 
 def _kept(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Role | None:
-    """A clamp, nan_to_num, a pad, a piece: what it was, it is still."""
+    """A clamp far from any score, a nan_to_num of rows that see nothing: what it was, it is still."""
     role = reader.role(args[0])
-    if role is None or role.kind in ("operand", "noise") or not isinstance(out, Tensor):
+    if role is None or role.call is None or role.kind not in ("scores", "probabilities"):
         return None
     _made(role, f"{role.kind}, once more", args[0], out)
     return role
+
+
+def _clamp(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Role | None:
+    bounds = [*map(first_value, args[1:]), *map(first_value, kwargs.values())]
+    far = all(bound is None or abs(bound) >= FAR for bound in bounds)
+    return _kept(reader, args, kwargs, out) if far else None
+
+
+def _nan_to_num(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Role | None:
+    role = reader.role(args[0])
+    plain = role is not None and role.kind == "probabilities" and not (len(args) > 1 and args[1])
+    return _kept(reader, args, kwargs, out) if plain else None
 
 
 # ---- softmax ----------------------------------------------------------------------------------------
@@ -221,13 +259,14 @@ def _kept(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: An
 
 def _softmax(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
     role = reader.role(args[0])
-    if role is None or role.kind != "scores" or role.call is None:
+    if role is None or "scores" not in (role.kind, role.of) or role.call is None:
         return None
     if not reader.softmaxed(role.call, args[0], int(args[1])):
         return None
+    role.call.between += role.path
     role.call.operators.append("aten::_softmax")
     role.call.made_of("probabilities", out)
-    return role._replace(kind="probabilities")
+    return Role("probabilities", role.call)
 
 
 def _exp(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
@@ -279,6 +318,8 @@ def _cat(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Ten
     dim = int(args[1]) if len(args) > 1 else 0
     if role.kind == "scores" and len(tensors) == 2 and dim % out.dim() == out.dim() - 1:
         role.call.sink = tensors[1].shape[-1] == 1 and reader.role(tensors[1]) is None
+        role.call.sinks = tensors[1].detach().clone() if role.call.sink else None
+    role.call.pieces = role.call.pieces or not role.call.sink
     role.call.made_of(f"{role.kind}, put together", out)
     return role
 
@@ -290,13 +331,14 @@ def _native_dropout(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any
     role = reader.role(args[0])
     if role is None or role.kind != "probabilities" or role.call is None:
         return None
-    role.call.dropout = float(args[1]) if len(args) < 3 or args[2] else 0.0
+    if len(args) < 3 or args[2]:
+        role.call.dropped(float(args[1]), args[0])
     _made(role, "probabilities, dropped", args[0], out[0])
     return role
 
 
 def _bernoulli(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
-    keep = args[1] if len(args) > 1 else None
+    keep = args[1] if len(args) > 1 else 0.5 if out is args[0] else None  # bernoulli_'s own default
     return Role("noise", number=round(1.0 - keep, 9)) if isinstance(keep, float) else None
 
 
@@ -316,7 +358,7 @@ def _copied(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
         return role
     own = reader.operand(x)
     repeats = _repeats(x) * (out.numel() // x.numel() if x.numel() else 1)
-    if out.dtype != x.dtype and x.is_floating_point():
+    if out.element_size() > x.element_size() and x.is_floating_point():
         own = own._replace(dtype=own.dtype or x.dtype)
     if repeats > 1:
         own = own._replace(repeats=own.repeats * repeats)
@@ -334,7 +376,10 @@ def _repeats(x: Tensor) -> int:
 def _copy(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
     """dst.copy_(src): pieces of scores or probabilities, written to where all of them will be."""
     role = reader.role(args[1])
-    return role if role is not None and role.kind in ("scores", "probabilities") else reader.role(args[0])
+    if role is None or role.call is None or role.kind not in ("scores", "probabilities"):
+        return reader.role(args[0])
+    role.call.pieces = True
+    return role
 
 
 def _view(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Role | None:
@@ -347,6 +392,7 @@ def _view(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: An
 
 HANDLERS: dict[str, Handler] = {
     "bmm": _bmm,
+    "matmul": _matmul,
     "mm": _mm,
     "baddbmm": _baddbmm,
     "mul": _mul,
@@ -367,9 +413,8 @@ HANDLERS: dict[str, Handler] = {
     "bernoulli": _bernoulli,
     "copy": _copy,
     **dict.fromkeys(("_to_copy", "clone", "repeat", "contiguous", "repeat_interleave"), _copied),
-    **dict.fromkeys(
-        ("clamp", "clamp_min", "clamp_max", "maximum", "nan_to_num", "constant_pad_nd", "index_select"), _kept
-    ),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "maximum"), _clamp),
+    "nan_to_num": _nan_to_num,
     **dict.fromkeys(("view", "_unsafe_view", "_reshape_alias", "expand", "permute", "transpose", "t"), _view),
     **dict.fromkeys(("unsqueeze", "squeeze", "slice", "select", "split", "unbind", "as_strided"), _view),
     **dict.fromkeys(("detach", "alias"), _view),
@@ -390,8 +435,14 @@ HANDLERS: dict[str, Handler] = {
 MOST_ROLES = 4096
 """Storages that are followed at a time; beyond it all is forgotten but the newest call."""
 
+MOST_UNREAD = 4
+"""Operators that are named of those that were not read."""
+
+_FOLLOWED = ("scores", "probabilities", "exponentials", "other")
+_PRODUCTS = ("bmm", "mm", "baddbmm", "addmm", "matmul", "linear")
+
 HELD_CALLS = 8
-"""Calls whose masks are kept alive until their softmax."""
+"""Calls of which masks, and copies of a few heads, are kept until they are over."""
 
 
 class ByHand:
@@ -421,6 +472,8 @@ class ByHand:
         if not isinstance(first, Tensor):
             return
         where = _storage(first)
+        if role is None and name not in _PRODUCTS:
+            role = self._unread(func, name, args, first)
         if role is not None:
             if len(self._roles) > MOST_ROLES:
                 self._roles.clear()
@@ -429,6 +482,42 @@ class ByHand:
             isinstance(one, Tensor) and _storage(one) == where for one in args
         ):
             del self._roles[where]  # memory that something else was written to
+
+    def _unread(self, func: Any, name: str, args: tuple[Any, ...], out: Tensor) -> Role | None:
+        """What an operator that is not read made of scores or probabilities: it may be all of them."""
+        if name.endswith("_like") or name.startswith("new_"):
+            return None  # of their shape alone
+        for one in (part for arg in args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))):
+            role = self.role(one)
+            if role is None or role.call is None or role.call.done or role.kind not in _FOLLOWED:
+                continue
+            if _storage(one) == _storage(out) and not func._schema.is_mutable:
+                return role  # a view
+            if one.numel() == out.numel():
+                path = dict.fromkeys((*role.path, f"aten::{name}"))
+                return Role("other", role.call, of=role.of or role.kind, path=tuple(path)[:MOST_UNREAD])
+        return None
+
+    def passed_by(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        """A function of torch's whose operators were not read gave ``out``."""
+        first = out[0] if isinstance(out, (tuple, list)) and out else out
+        if not isinstance(first, Tensor):
+            return
+        where, role = _storage(first), None
+        for one in (arg for arg in args if isinstance(arg, Tensor)):
+            known = self.role(one)
+            same = _storage(one) == where
+            if same and (known is None or not name.endswith("_")):
+                return  # a view
+            if known is None or known.call is None or known.call.done or known.kind not in _FOLLOWED:
+                continue
+            if same or one.numel() == first.numel():
+                path = (*known.path, name.strip("_"))[:MOST_UNREAD]
+                role = Role("other", known.call, of=known.of or known.kind, path=path)
+                break
+        self._roles.pop(where, None)  # memory that something else was written to
+        if role is not None:
+            self._roles[where] = role
 
     def forget(self) -> None:
         """All that is followed."""
@@ -453,11 +542,11 @@ class ByHand:
         return self._softmax(call, attention)
 
     def hold(self, call: TracedProduct) -> None:
-        """Keep the masks of the newest calls; those of older ones are let go."""
+        """Keep the tensors of the newest calls; those of older ones are let go."""
         if call not in self._held:
             self._held.append(call)
             if len(self._held) > HELD_CALLS:
-                self._held.popleft().additions.clear()
+                self._held.popleft().let_go()
 
     def finish(self, call: TracedProduct, values: Tensor, head_dim_v: int, operator: str) -> None:
         if call.shape and not call.done:
@@ -466,7 +555,9 @@ class ByHand:
             if repeats > 1:
                 call.key = call.key._replace(repeats=max(repeats, call.key.repeats))
             call.operators.append(operator)
-            self._found(call, call.found(head_dim_v))
+            found = call.found(head_dim_v)
+            call.let_go()
+            self._found(call, found)
 
 
 def _storage(tensor: Tensor) -> int:

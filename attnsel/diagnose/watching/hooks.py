@@ -2,7 +2,8 @@
 
 A dispatch mode would see every operator of the program, in Python, at about 10 µs each. A function mode sees
 fewer calls, in a tenth of that, and whole ones rather than their pieces; a dispatch mode is entered only
-inside of calls of attention that were not met before.
+inside of one call, and left when it returns: none stands where the program's own lines run, which may enter
+modes themselves, trace, export, or make tensors of other types.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import importlib.abc
 import importlib.util
 import sys
 import threading
+import types as kinds
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils.checkpoint
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -93,19 +93,57 @@ def operator_name(function: Any) -> str:
     return str(getattr(function, "_qualified_op_name", ""))
 
 
-@lru_cache(maxsize=4096)
-def composite(function: Any) -> bool:
-    """Whether an operator is made of others for every device. In inference mode, and for tensors made there,
-    a dispatch mode is given such operators whole; ``function.decompose`` runs what they are made of."""
-    return isinstance(function, torch._ops.OpOverload) and bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
-    )
+_MODE_KEYS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+
+
+def out_of_reach() -> str:
+    """What is going on here that must not meet a dispatch mode, or whose tensors are none that can be read;
+    "" where a call can be looked into."""
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func or torch.vmap"
+    if torch._C._autograd._profiler_enabled():
+        return "a profiler"
+    depth = torch._C._len_torch_dispatch_stack()
+    if any(not isinstance(torch._C._get_dispatch_stack_at(at), OperatorMode) for at in range(depth)):
+        fake = any(torch._C._get_dispatch_mode(key) is not None for key in _MODE_KEYS)
+        return FAKE if fake else "a dispatch mode of the program's"
+    return ""
+
+
+FAKE = "fake tensors, an export or a trace"
+"""Where no kernel runs at all."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
+
+
+def not_readable(*tensors: Any, nested: bool = False) -> str:
+    """Which of these is a tensor whose shape and memory are not its own, in words; "" where there is none.
+    ``nested``: whether nested ones, without a class of their own, can be read."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            kind = type(tensor)
+            if kind not in _PLAIN and kind.__torch_dispatch__ is not _NO_DISPATCH:
+                return f"a {kind.__name__}"
+            if tensor.is_nested and nested:
+                continue
+            if tensor.is_nested or tensor.layout != torch.strided:
+                return "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+        elif hasattr(type(tensor), "__torch_function__"):
+            return f"a {type(tensor).__name__}"
+    return ""
 
 
 class OperatorMode(TorchDispatchMode):
-    """Told of each operator that ran while it is entered, in pieces where a composite one comes whole."""
+    """Told of each operator that ran while it is entered."""
 
     supports_higher_order_operators = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -124,16 +162,24 @@ class OperatorMode(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         given = kwargs or {}
-        if composite(func):
+        if types:  # tensors that take operators themselves: one put apart may come back
+            return func(*args, **given)
+        # In inference mode, and for tensors made there, a mode is given whole what is made of operators.
+        # Put apart under a mode most of these would take other ways, with other last bits.
+        if func is _WHOLE:
             with self:
-                return func.decompose(*args, **given)
+                return func._op_dk(_COMPOSITE, *args, **given)
         out = func(*args, **given)
-        self.read(func, args, given, out)
+        self._recorder.safely(self.read, func, args, given, out)
         return out
 
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_WHOLE = torch.ops.aten.scaled_dot_product_attention.default
 _OPERATOR_TYPES = (OpOverload, OpOverloadPacket)
 _tracing = torch.compiler.is_dynamo_compiling
+_BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+_again_without_modes = getattr(torch._C, "_skip_one_hop_torch_function", None)  # torch 2.13 and newer
 
 
 class FunctionMode(TorchFunctionMode):
@@ -142,7 +188,7 @@ class FunctionMode(TorchFunctionMode):
     def __init__(self, hooks: Hooks) -> None:
         super().__init__()
         self._hooks = hooks
-        self._watched, self._waiting = hooks.watched, hooks.recorder.waiting
+        self._watched, self._readers = hooks.watched, hooks.recorder.readers
 
     def __torch_function__(
         self,
@@ -155,29 +201,29 @@ class FunctionMode(TorchFunctionMode):
         if _tracing():
             return func(*args, **(kwargs or {}))
         # Nearly every call ends here: it costs a microsecond, most of it torch's own.
-        if func not in self._watched and type(func) not in _OPERATOR_TYPES and not self._waiting:
+        if func not in self._watched and type(func) not in _OPERATOR_TYPES and not self._readers:
             return func(*args, **kwargs) if kwargs else func(*args)
-        return self._seen(func, args, kwargs or {})
+        return self._seen(func, types, args, kwargs or {})
 
-    def _seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _seen(self, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooks, recorder = self._hooks, self._hooks.recorder
-        if recorder.waiting:
-            recorder.run_waiting()
-        if func is torch.autograd.grad:
-            with recorder.backward_runs():
+        if func in _BACKWARD:
+            if _again_without_modes is None:
                 return func(*args, **kwargs)
-        after = hooks.after.get(func)
-        if after is not None:
-            out = func(*args, **kwargs)
-            if not recorder.is_quiet:
-                recorder.told(after, func, args, kwargs, out)
-            return out
+            with self:  # what a checkpoint runs again there, and hooks of the program's, are seen too
+                return _again_without_modes(func, types, args, kwargs)
+        if recorder.is_quiet:
+            return func(*args, **kwargs)
         around = hooks.around.get(func)
         if around is None and type(func) in _OPERATOR_TYPES:
             around = hooks.operators.get(operator_name(func))
-        if around is None or recorder.is_quiet:
-            return func(*args, **kwargs)
-        return recorder.watched(around, WatchedCall(func, args, kwargs))
+        if around is not None:
+            return recorder.watched(around, WatchedCall(func, args, kwargs))
+        out = self._readers[0](func, args, kwargs) if self._readers else func(*args, **kwargs)
+        after = hooks.after.get(func)
+        if after is not None:
+            recorder.told(after, func, args, kwargs, out)
+        return out
 
 
 class Hooks:
@@ -195,25 +241,19 @@ class Hooks:
             self.after.update(observer.after)
             self.operators.update(observer.operators)
             patches += observer.patches
-        self.watched = {*self.around, *self.after, torch.autograd.grad}
+        self.watched = {*self.around, *self.after, *_BACKWARD}
         self._patches = Patches(self, patches)
         self._mode: FunctionMode | None = None
         self._thread = 0
         self._away = False  # an optimizer's step runs, without our mode
         self._step_hooks: list[Any] = []
         self._start: Any = None
-        self._backward: Any = None
-        self._checkpoint: Any = None
 
     def enter(self) -> None:
         self.on = True
         self._patches.enter()
         self._start = threading.Thread.start
         threading.Thread.start = self._starting(self._start)  # type: ignore[method-assign, assignment]
-        self._backward = torch.autograd.backward
-        torch.autograd.backward = self._running(self._backward)
-        self._checkpoint = torch.utils.checkpoint.checkpoint
-        torch.utils.checkpoint.checkpoint = self._again(self._checkpoint)
         self._mode = FunctionMode(self)
         self._mode.__enter__()
         self._thread = threading.get_ident()
@@ -224,8 +264,9 @@ class Hooks:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """A step asks hundreds of attributes of parameters, each of which a function mode is told of."""
+        self._after_step()  # of a step that raised
         closure = any(callable(arg) for arg in args) or kwargs.get("closure") is not None
-        if closure or self._away or self._mode is None or threading.get_ident() != self._thread:
+        if closure or self._mode is None or _tracing() or threading.get_ident() != self._thread:
             return  # a closure runs the model
         self._away = _take_out(self._mode)
 
@@ -247,8 +288,6 @@ class Hooks:
                 _take_out(self._mode)
         finally:
             threading.Thread.start = self._start  # type: ignore[method-assign]
-            torch.autograd.backward = self._backward
-            torch.utils.checkpoint.checkpoint = self._checkpoint
             self._patches.leave()
 
     @contextmanager
@@ -261,54 +300,28 @@ class Hooks:
         finally:
             self._mode.__enter__()
 
-    def _running(self, backward: Callable[..., None]) -> Callable[..., None]:
-        """``torch.autograd.backward``, which Tensor.backward calls too, without anybody's dispatch mode."""
-        recorder = self.recorder
-
-        @functools.wraps(backward)
-        def watched_backward(*args: Any, **kwargs: Any) -> None:
-            self._after_step()  # of a step that raised
-            with recorder.backward_runs():
-                backward(*args, **kwargs)
-
-        return watched_backward
-
-    def _again(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.utils.checkpoint``, whose function runs again in the backward pass, where no mode holds."""
-        hooks = self
-
-        @functools.wraps(checkpoint)
-        def watched_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if _tracing():
-                return checkpoint(function, *args, **kwargs)
-
-            @functools.wraps(function, updated=())
-            def watched(*given: Any, **named: Any) -> Any:
-                if not hooks.on or _tracing() or torch._C._len_torch_function_stack():
-                    return function(*given, **named)
-                with FunctionMode(hooks):
-                    return function(*given, **named)
-
-            return checkpoint(watched, *args, **kwargs)
-
-        return watched_checkpoint
-
     def _starting(self, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
         """``Thread.start`` for threads that are to be watched: modes belong to one thread."""
         hooks = self
 
         @functools.wraps(start)
         def watched_start(thread: threading.Thread) -> None:
-            run = thread.run
+            def replace() -> None:
+                run = thread.run
 
-            def watched_run() -> None:
-                if not hooks.on:
-                    return run()
-                with FunctionMode(hooks):
-                    return run()
+                def watched_run() -> None:
+                    if not hooks.on:
+                        return run()
+                    with FunctionMode(hooks):
+                        return run()
+
+                thread.run = watched_run  # type: ignore[method-assign]
 
             if hooks.on:
-                thread.run = watched_run  # type: ignore[method-assign]
+                try:
+                    replace()
+                except AttributeError:
+                    hooks.recorder.cannot_see("threads of a class whose run is no method")
             return start(thread)
 
         return watched_start
@@ -372,7 +385,7 @@ class Patches(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             execute(module)
             if self._hooks.on:
-                self._apply(module)
+                self._hooks.recorder.safely(self._apply, module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -392,21 +405,26 @@ class Patches(importlib.abc.MetaPathFinder):
     def _wrapped(self, patch: Patch, function: Callable[..., Any]) -> Callable[..., Any]:
         hooks = self._hooks
 
-        @functools.wraps(function)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # A program may keep this function for longer than it is watched.
-            if torch.compiler.is_dynamo_compiling() or not hooks.on or hooks.recorder.is_quiet:
+            if _tracing() or not hooks.on or hooks.recorder.is_quiet:
                 return function(*args, **kwargs)
             return hooks.recorder.watched(patch.around, WatchedCall(function, args, kwargs))
 
-        return watched
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            return run(args, kwargs)
+
+        # TorchScript reads the source of what was wrapped, with the names that the wrapper knows.
+        known = getattr(function, "__globals__", watched.__globals__)
+        made = kinds.FunctionType(watched.__code__, known, watched.__name__, None, watched.__closure__)
+        return functools.wraps(function)(made)
 
 
 class Ran(OperatorMode):
     """Attention operators that run while it is entered, by name, in ``names``; all others in ``pieces``."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
         self.names: list[str] = []
         self.pieces: list[str] = []
 

@@ -145,7 +145,7 @@ def _judge(site: Site, here: Environment, asked: Environment | None) -> Site:
     made = [str(fix) for fix in ways_out(site.api, p, better.topics)]
     if better.topics:
         hindrances = _left(then, best, hindrances)
-    made += [str(fix) for fix in fixes(site.api, p, hindrances)]
+    made += [str(fix) for fix in fixes(site.api, p, hindrances, site.dropout_name)]
     fix = "; ".join(dict.fromkeys(made[:_WITH_PATIENCE]))
     return site.replace(why=why, fix=site.fix or fix or _otherwise(site, selection, hindrances))
 

@@ -20,16 +20,19 @@ from attnsel.diagnose.framework_fixes import unwritten
 from attnsel.diagnose.watching.by_hand_call import Found
 from attnsel.diagnose.watching.by_hand_operators import ByHand
 from attnsel.diagnose.watching.hooks import (
+    FAKE,
     GRADIENTS,
     MATH,
     OPERATORS,
     FunctionMode,
     OperatorMode,
+    not_readable,
     operator_name,
+    out_of_reach,
 )
 from attnsel.diagnose.watching.observe import Observer, Patch, Place, Recorder, Seen, Tally, WatchedCall
 from attnsel.diagnose.watching.record import Api
-from attnsel.diagnose.watching.sdpa import api_of, part
+from attnsel.diagnose.watching.sdpa import api_of, forgotten_eval, part
 from attnsel.dispatchers.torch.switches import as_words, set_here
 from attnsel.errors import InvalidInput, in_words
 from attnsel.params import AttentionParams, read_dtype, read_mask_type
@@ -52,8 +55,8 @@ def without_mode() -> Iterator[None]:
 class Inside(OperatorMode):
     """The operators of one call: those of attention by name, and attention that is made of pieces."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
         self.names: list[str] = []
         self.found: list[Found] = []
         self._reader = ByHand(lambda call, found: self.found.append(found))
@@ -66,10 +69,31 @@ class Inside(OperatorMode):
             self._reader.read(func, args, kwargs, out)
 
 
+def _only_counted(recorder: Recorder, call: WatchedCall, api: Api, name: str) -> bool:
+    """Whether the call is one that cannot be looked into: it has run then, and is counted by its name."""
+    hindered, other = out_of_reach(), not_readable(*call.args, *call.kwargs.values(), nested=True)
+    # There views of weights require a gradient, and under a mode not: products are then folded otherwise.
+    if not hindered and isinstance(call.argument(0, "self"), torch.nn.Module):
+        hindered = "inference_mode" if torch.is_inference_mode_enabled() else ""
+    if not hindered and not other:
+        return False
+    place = recorder.place()
+    with recorder.quiet():
+        call.run()
+    if hindered == FAKE:
+        recorder.cannot_see(f"{place.where}: {name} of {FAKE} ran no kernel")
+    else:
+        why = f"{other} was given" if other else f"{hindered} was at work"
+        recorder.file(place, Seen(api_of(place, api), name, unread=f"{why}, so its operators were not read"))
+    return True
+
+
 def _library_call(
     recorder: Recorder, call: WatchedCall, api: Api, name: str, candidate: str, asked: Question
 ) -> None:
     """A call of a library's function ``name``, counted by its place, its arguments and what it ran."""
+    if _only_counted(recorder, call, api, name):
+        return
     place = recorder.place()
     key = (name, place.where, torch.is_grad_enabled(), *map(part, call.args))
     key += tuple((argument, part(value)) for argument, value in call.kwargs.items())
@@ -79,7 +103,7 @@ def _library_call(
             out = call.run()
         recorder.follow(tally, out, GRADIENTS)
         return
-    with recorder.quiet(), Inside() as inside:
+    with recorder.quiet(), Inside(recorder) as inside:
         out = call.run()
     seen = Seen(api_of(place, api), name, candidate=candidate)
     if inside.names and candidate in ("", "sdpa.varlen"):
@@ -270,6 +294,9 @@ def watch_module(recorder: Recorder, call: WatchedCall) -> None:
     need_weights = call.argument(5, "need_weights", True)
     masks = call.argument(4, "key_padding_mask"), call.argument(6, "attn_mask")
     causal = call.argument(8, "is_causal", False)
+    with without_mode():
+        if _only_counted(recorder, call, "nn.MultiheadAttention", "nn.MultiheadAttention"):
+            return
     place = recorder.place()
     key = (
         _SLOW, place.where, _shape(query), _shape(key_), _shape(value), query is key_, key_ is value,
@@ -282,8 +309,9 @@ def watch_module(recorder: Recorder, call: WatchedCall) -> None:
             out = call.run()
         _follow(recorder, tally, out)
         return
-    with without_mode(), recorder.quiet(), Inside() as inside:
-        out = call.run()
+    inside = Inside(recorder)
+    with without_mode(), recorder.quiet():
+        out = call.run(inside)
     forward, candidate, notes = _way(inside, need_weights)
     seen = Seen("nn.MultiheadAttention", forward, candidate=candidate, notes=notes)
     if inside.found:
@@ -294,7 +322,9 @@ def watch_module(recorder: Recorder, call: WatchedCall) -> None:
     except (InvalidInput, ValueError, IndexError, RuntimeError) as error:
         seen = seen._replace(unread=in_words(error))
     tally = recorder.file(place, seen, key)
-    if inside.found and need_weights:
+    if module.training and module.dropout and not torch.is_grad_enabled():
+        tally.extra["fix"] = forgotten_eval(seen.api)
+    elif inside.found and need_weights:
         tally.extra["fix"] = str(unwritten("nn.MultiheadAttention"))
     _follow(recorder, tally, out)
 
@@ -340,6 +370,7 @@ def mha_question(
     batch = 1 if query.dim() == 2 else query.shape[rows[1]]
     kind = "no_mask"
     padding, mask = masks
+    dropout = module.dropout if module.training else 0.0
     if causal and padding is None:
         kind = "causal"
     elif mask is not None or padding is not None:
@@ -353,15 +384,22 @@ def mha_question(
         max_seqlen_kv=key.shape[rows[0]] + (module.bias_k is not None) + bool(module.add_zero_attn),
         head_dim_qk=module.head_dim,
         attn_mask_type=read_mask_type(kind),
-        attention_dropout=module.dropout if module.training else 0.0,
-        is_training=torch.is_grad_enabled()
-        and (query.requires_grad or any(parameter.requires_grad for parameter in module.parameters())),
+        attention_dropout=dropout,
+        # F.sdpa drops out whenever it is told to, and chooses by it.
+        is_training=dropout > 0
+        or (
+            torch.is_grad_enabled()
+            and (query.requires_grad or any(parameter.requires_grad for parameter in module.parameters()))
+        ),
     )
 
 
 def watch_layer(recorder: Recorder, call: WatchedCall) -> None:
     """nn.TransformerEncoderLayer.forward: one operator for the whole layer, or its pieces."""
     module, x = call.argument(0, "self"), call.argument(1, "src")
+    with without_mode():
+        if _only_counted(recorder, call, "nn.MultiheadAttention", "nn.TransformerEncoderLayer"):
+            return
     place = recorder.place()
     key = (
         _LAYER,
@@ -378,7 +416,7 @@ def watch_layer(recorder: Recorder, call: WatchedCall) -> None:
         with without_mode():
             call.run()
         return
-    with without_mode(), Inside() as inside:
+    with without_mode(), Inside(recorder) as inside:
         call.run()
     if _LAYER not in inside.names:
         if len(slow) < 10_000:

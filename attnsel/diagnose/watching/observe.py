@@ -4,7 +4,8 @@ An observer is a module with an ``OBSERVER``, named in ``OBSERVERS``. It is give
 functions: of torch's (by identity), of operators (by name), and of libraries' (by module and name).
 ``around`` handlers run the call themselves, once, through ``call.run()``; ``after`` handlers are told
 arguments and result, and are cheap enough for functions that are called often. What goes wrong in a handler
-never reaches the program.
+never reaches the program: it is counted, the report says so, and a handler that failed twice is asked no
+more. Handlers run with torch functions off: no mode and no tensor of the program's notices what they read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sysconfig
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from statistics import median
 from threading import Lock
@@ -31,6 +32,8 @@ from torch import Tensor
 from attnsel.diagnose.watching.record import Api, Materialised, Site
 from attnsel.errors import in_words, printable
 from attnsel.params import AttentionParams
+
+_C: Any = torch._C  # whose stubs leave out the state of torch functions
 
 # --------------------------------------------------------------------------------------------------------
 # Where in the program a call stands: its file, line and function, outside of torch and of this package.
@@ -393,7 +396,7 @@ OBSERVERS: tuple[str, ...] = ("sdpa", "by_hand", "libraries")
 class WatchedCall:
     """One call of a watched function, which is run exactly once whatever the observer does."""
 
-    __slots__ = ("args", "error", "function", "kwargs", "meter", "out", "ran")
+    __slots__ = ("args", "error", "function", "kwargs", "meter", "out", "ran", "state")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
@@ -401,22 +404,50 @@ class WatchedCall:
         self.out: Any = None
         self.error: BaseException | None = None
         self.meter: Meter | None = None
+        self.state = _C._get_torch_function_state()  # which the program's function finds as it was
 
-    def run(self) -> Any:
-        """The call's result. Raises what the function raises."""
+    def run(self, mode: Any = None) -> Any:
+        """The call's result, inside of ``mode``. Raises what the function raises. Only of a function that
+        changes nothing: where it raises inside of a mode it runs again alone (see :func:`may_run_again`)."""
         if not self.ran:
             self.ran = True
             try:
-                with self.meter or nullcontext():
-                    self.out = self.function(*self.args, **self.kwargs)
+                if mode is not None and may_run_again():
+                    with suppress(*MODE_MAY_RAISE):
+                        self.out = self._run(mode)
+                        return self.out
+                    mode = None
+                self.out = self._run(mode or nullcontext())
             except BaseException as error:
                 self.error = error
                 raise
         return self.out
 
+    def _run(self, mode: Any) -> Any:
+        outside = _C._get_torch_function_state()
+        try:
+            with self.meter or nullcontext(), mode:
+                _C._set_torch_function_state(self.state)
+                return self.function(*self.args, **self.kwargs)
+        finally:
+            _C._set_torch_function_state(outside)
+
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """An argument that may be given by place or by name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+
+MODE_MAY_RAISE = (RuntimeError, TypeError, NotImplementedError, RecursionError)
+"""What a function raises that cannot run under a dispatch mode, as ``Tensor.as_subclass`` cannot."""
+
+
+def may_run_again() -> bool:
+    """Whether a function that raised under a mode may run again alone. Not where hooks are told of what
+    autograd saves: a checkpoint ends its second run by an exception from there."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    hooks = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
+    return hooks is not None and hooks(True) is None
 
 
 Around = Callable[["Recorder", WatchedCall], None]
@@ -468,8 +499,10 @@ class Recorder:
         self.known: dict[Any, Tally] = {}
         self.unseen: dict[str, None] = {}
         self.state: dict[str, Any] = {}
-        self.waiting: list[Callable[[], None]] = []
-        self.before_backward: list[Callable[[], Callable[[], None]]] = []  # leave a mode; enters it again
+        self.readers: list[
+            Callable[..., Any]
+        ] = []  # at most one, that runs functions of torch and reads them
+        self._failures: dict[Any, int] = {}
         self._mine = _Mine()
 
     # ---- for observers
@@ -506,10 +539,10 @@ class Recorder:
         there is none, the one that made ``out``. A hook on it counts when it runs.
         """
         first = out[0] if isinstance(out, (tuple, list)) and out else out
-        node = getattr(first, "grad_fn", None)
+        node = first.grad_fn if isinstance(first, Tensor) else None
         if node is None:
             return
-        node, name = _behind(node, gradients)
+        node, name = named_behind(node, gradients)
         tally.backward = name
         node.register_hook(tally.count_backward)
         if self.time and name in gradients:
@@ -524,29 +557,6 @@ class Recorder:
         finally:
             self._mine.quiet -= 1
 
-    def soon(self, callback: Callable[[], None]) -> None:
-        """Call it at the next function of torch's that the program calls: modes can be entered and left
-        there, and not while an operator runs."""
-        self.waiting.append(callback)
-
-    @contextmanager
-    def backward_runs(self) -> Iterator[None]:
-        """A backward pass runs inside. Under a dispatch mode autograd takes other formulas for some gradients
-        (torch's TensorSubclassLikeUtils.h), with other last bits: nobody may have one entered there."""
-        with self.alone():
-            yield
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Inside, no dispatch mode of an observer is entered: what torch does otherwise under one, it does
-        as without a watch."""
-        paused = [pause() for pause in self.before_backward]
-        try:
-            yield
-        finally:
-            for resume in reversed(paused):
-                self._safely(resume)
-
     def cannot_see(self, what: str) -> None:
         """A line for ``Process.unseen``."""
         if len(self.unseen) < 50:
@@ -560,18 +570,27 @@ class Recorder:
 
     def watched(self, handler: Around, call: WatchedCall) -> Any:
         """``call`` as ``handler`` sees it: its result or its exception, whatever the handler does."""
-        if self.time or self.memory:
-            call.meter = Meter(time=self.time, memory=self.memory)
-            self._mine.tally = None
-        try:
-            handler(self, call)
-        except Exception as error:
-            if error is call.error:
-                raise
-            self._failed(handler, error)
-        if call.meter is not None and call.ran and call.error is None and self._mine.tally is not None:
-            call.meter.file(self._mine.tally, call.out)
-        return call.run() if call.error is None else call.out
+        if not self._failures or self._failures.get(handler, 0) < MOST_FAILURES:
+            if self.time or self.memory:
+                call.meter = Meter(time=self.time, memory=self.memory)
+                self._mine.tally = None
+            _C._set_torch_function_state(_NO_FUNCTIONS)
+            try:
+                handler(self, call)
+                if call.meter is not None and call.ran and self._mine.tally is not None:
+                    call.meter.file(self._mine.tally, call.out)
+            except Exception as error:
+                if error is not call.error:
+                    self._failed(handler, error)
+            finally:
+                _C._set_torch_function_state(call.state)
+        if call.error is not None:
+            raised, call.error = call.error, None  # no circle: its frames hold the call, and that tensors
+            try:
+                raise raised
+            finally:
+                del raised
+        return call.run()
 
     def told(
         self,
@@ -582,28 +601,36 @@ class Recorder:
         out: Any,
     ) -> None:
         """``handler`` is told of a call that is over."""
-        try:
-            handler(self, function, args, kwargs, out)
-        except Exception as error:
-            self._failed(handler, error)
+        self.safely(handler, self, function, args, kwargs, out)
 
-    def run_waiting(self) -> None:
-        waiting = self.waiting[:]
-        self.waiting.clear()  # the same list: modes hold it
-        for callback in waiting:
-            self._safely(callback)
-
-    def _safely(self, callback: Callable[[], None]) -> None:
+    def safely(self, callback: Callable[..., Any], *args: Any) -> Any:
+        """What ``callback`` gives; None where it fails, which is counted, or failed twice before."""
+        if self._failures and self._failures.get(_known(callback), 0) >= MOST_FAILURES:
+            return None
+        state = _C._get_torch_function_state()
+        _C._set_torch_function_state(_NO_FUNCTIONS)
         try:
-            callback()
+            return callback(*args)
         except Exception as error:
             self._failed(callback, error)
+        finally:
+            _C._set_torch_function_state(state)
 
     def _failed(self, handler: Any, error: Exception) -> None:
+        handler = _known(handler)
+        self._failures[handler] = self._failures.get(handler, 0) + 1
         name = getattr(handler, "__qualname__", str(handler))
-        self.cannot_see(f"an observer failed and its call was not read: {name}: {in_words(error)}")
+        last = "; it is not asked any more" if self._failures[handler] == MOST_FAILURES else ""
+        self.cannot_see(f"an observer failed and its call was not read: {name}: {in_words(error)}{last}")
 
 
+def _known(handler: Any) -> Any:
+    """A method of one object is the method of all."""
+    return getattr(handler, "__func__", handler)
+
+
+MOST_FAILURES = 2
+_NO_FUNCTIONS = _C._TorchFunctionState.ALL_DISABLED
 MOST_KEYS = 16_384
 
 
@@ -612,7 +639,7 @@ def _name(node: Any) -> str:
     return str(type(node).name(node))
 
 
-def _behind(first: Any, gradients: frozenset[str], depth: int = 8) -> tuple[Any, str]:
+def named_behind(first: Any, gradients: frozenset[str], depth: int = 8) -> tuple[Any, str]:
     """The first node with one of these names, going back along first inputs, and its name; else the first."""
     node = first
     for _ in range(depth if gradients else 0):

@@ -65,6 +65,7 @@ class Site(FrozenModel):
     why: tuple[str, ...] = Field(default=(), description="why the best did not run, with codes")
     fix: str = Field(default="", description="what to change, in the program's own API")
     notes: tuple[str, ...] = ()
+    dropout_name: str = Field(default="", description="what the model's own configuration calls its dropout")
 
 
 class Process(FrozenModel):

@@ -3,6 +3,7 @@ what torch.compile made."""
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Mapping
@@ -13,8 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnsel.diagnose.watching.hooks import GRADIENTS, MATH, OPERATORS, ZEROS, Operator, Ran, operator_name
-from attnsel.diagnose.watching.observe import Observer, Place, Recorder, Seen, WatchedCall
+from attnsel.diagnose.framework_fixes import known_fixes
+from attnsel.diagnose.watching.hooks import (
+    FAKE,
+    GRADIENTS,
+    MATH,
+    OPERATORS,
+    ZEROS,
+    Operator,
+    Ran,
+    not_readable,
+    operator_name,
+    out_of_reach,
+)
+from attnsel.diagnose.watching.observe import Observer, Place, Recorder, Seen, WatchedCall, named_behind
 from attnsel.diagnose.watching.record import Api
 from attnsel.dispatchers.torch.switches import Set, as_words, set_here
 from attnsel.errors import InvalidInput, in_words
@@ -110,9 +123,12 @@ def _bias_shape(mask: Tensor, s_q: int) -> str:
 
 def _computed_in(t: Tensor) -> torch.dtype:
     """The type that F.sdpa is given: autocast casts tensors before."""
-    kind = t.device.type
-    if t.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
-        return t.dtype
+    return t.dtype if t.dtype == torch.float64 else _autocast_to(t.device.type) or t.dtype
+
+
+def _autocast_to(kind: str) -> torch.dtype | None:
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
     return torch.get_autocast_dtype(kind)
 
 
@@ -152,7 +168,6 @@ def _mask_spec(mask: Tensor | None, lead: tuple[int, ...]) -> TensorSpec | None:
     )
 
 
-_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _LIBRARIES: dict[str, Api] = {"transformers": "transformers", "diffusers": "diffusers", "attnsel": "attnsel"}
 
 
@@ -169,19 +184,28 @@ def watch_sdpa(recorder: Recorder, call: WatchedCall) -> None:
     mask = call.argument(3, "attn_mask")
     dropout, causal = call.argument(4, "dropout_p", 0.0), call.argument(5, "is_causal", False)
     scale, gqa = call.kwargs.get("scale"), call.kwargs.get("enable_gqa", False)
-    place = recorder.place()
-    plain = all(type(t) in _PLAIN for t in (q, k, v))
-    plain = plain and (mask is None or type(mask) in _PLAIN or is_causal_bias(mask))
+    hindered, place = out_of_reach(), recorder.place()
+    if hindered == FAKE:
+        call.run()
+        recorder.cannot_see(f"{place.where}: F.scaled_dot_product_attention of {FAKE} ran no kernel")
+        return
+    other = not_readable(q, k, v, None if is_causal_bias(mask) else mask)
+    if hindered or other:
+        _count_alone(recorder, call, place, f"{other} was given" if other else f"{hindered} was at work")
+        return
     key = (
         place,
         _signature(q), _signature(k), _signature(v), _mask_signature(mask),
         dropout, causal, scale, gqa, _switches(q),
-    ) if plain else None  # fmt: skip
-    tally = None if key is None else recorder.recall(key)
+    )  # fmt: skip
+    tally = recorder.recall(key)
     if tally is not None:
         recorder.follow(tally, call.run(), GRADIENTS)
         return
-    ran = _run(recorder, call, mask is None or fits(mask, q, k, gqa))
+    ran = Ran(recorder)
+    # Under a dispatch mode math adds a mask in another way than alone, which would take masks that it
+    # otherwise raises for: a call with one runs as it would alone.
+    call.run(ran if mask is None or fits(mask, q, k, gqa) else None)
     operator = _operator(ran, empty=0 in (q.numel(), k.numel()))
     seen = Seen(api_of(place, "F.scaled_dot_product_attention"), operator.name, candidate=operator.candidate)
     try:
@@ -189,20 +213,49 @@ def watch_sdpa(recorder: Recorder, call: WatchedCall) -> None:
         seen = seen._replace(params=params, switches=switches(q, k, gqa))
     except (InvalidInput, TypeError) as error:
         seen = seen._replace(unread=in_words(error))
-    recorder.follow(recorder.file(place, seen, key), call.out, GRADIENTS)
+    tally = recorder.file(place, seen, key)
+    if dropout and not torch.is_grad_enabled():
+        tally.extra["fix"] = forgotten_eval(seen.api)
+    if dropout and seen.api == "transformers":
+        tally.extra["dropout_name"] = _in_the_configuration(dropout)
+    recorder.follow(tally, call.out, GRADIENTS)
 
 
-def _run(recorder: Recorder, call: WatchedCall, fitting: bool) -> Ran:
-    """Runs the call, and reads its operators. Under a dispatch mode math adds a mask in another way than
-    alone, which would take masks that it otherwise raises for: a call with one runs as it would alone."""
-    ran = Ran()
-    if fitting:
-        with ran:
-            call.run()
-    else:
-        with recorder.alone():
-            call.run()
-    return ran
+def _in_the_configuration(dropout: float) -> str:
+    """What the model that runs calls its attention's dropout: attention_dropout, attn_pdrop, …; "" where its
+    configuration has no one field that says so."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        for name in ("self", "module"):
+            config = getattr(frame.f_locals.get(name), "config", None)
+            said = [field for field, value in getattr(config, "__dict__", {}).items() if value == dropout]
+            drops = [field for field in said if "drop" in field]
+            drops = [field for field in drops if "att" in field] or drops
+            if len(drops) == 1:
+                return drops[0]
+        frame = frame.f_back
+    return ""
+
+
+def _count_alone(recorder: Recorder, call: WatchedCall, place: Place, why: str) -> None:
+    """A call that is not looked into: counted, with the kernel that its gradient names, if there is one."""
+    out = call.run()
+    node = out.grad_fn if isinstance(out, Tensor) else None
+    name = "" if node is None else named_behind(node, GRADIENTS)[1]
+    ran = next((one for one in OPERATORS.values() if one.gradient and one.gradient == name), None)
+    seen = Seen(
+        api_of(place, "F.scaled_dot_product_attention"),
+        "F.scaled_dot_product_attention" if ran is None else ran.name,
+        candidate="" if ran is None else ran.candidate,
+        unread=f"{why}, so its operators were not read",
+    )
+    recorder.follow(recorder.file(place, seen), out, GRADIENTS)
+
+
+def forgotten_eval(api: Api) -> str:
+    """The fix of dropout where no gradient is wanted: of a module its mode, of a call its argument."""
+    fix = known_fixes().get(("dropout in evaluation", api))
+    return "" if fix is None else str(fix)
 
 
 def switches(q: Tensor, k: Tensor, enable_gqa: bool) -> tuple[str, ...]:
@@ -250,7 +303,7 @@ def _switches(q: Tensor) -> tuple[Any, ...]:
         torch._C._get_mem_efficient_sdp_enabled(),
         torch._C._get_math_sdp_enabled(),
         torch._C._get_cudnn_sdp_enabled(),
-        torch.is_autocast_enabled(q.device.type) and torch.get_autocast_dtype(q.device.type),
+        _autocast_to(q.device.type),
         torch.are_deterministic_algorithms_enabled(),
     )
 
@@ -307,6 +360,8 @@ def _counters() -> Mapping[str, int]:
 def watch_read_operator(recorder: Recorder, call: WatchedCall) -> None:
     """An operator of F.sdpa's called by its name: by the program, by a library, or by compiled code."""
     operator = OPERATORS[operator_name(call.function)]
+    if out_of_reach() == FAKE or not_readable(*call.args, *call.kwargs.values()):
+        return  # torch's own, on the way to a kernel or to a graph
     region = _region()
     place = recorder.place()
     key = (operator.name, place.where, region, *map(part, call.args), *map(part, call.kwargs.values()))
@@ -353,15 +408,24 @@ def _in_autograd(frame: FrameType | None) -> bool:
     return False
 
 
+def _scripted() -> int:
+    """How many functions and modules TorchScript has made."""
+    unit: Any = torch.jit._state._python_cu
+    return len(unit.get_functions()) + len(torch.jit._recursive.concrete_type_store.type_store)
+
+
 def _begin(recorder: Recorder) -> None:
-    recorder.state["compiled"] = Compilations()
+    recorder.state["compiled"] = Compilations(), _scripted()
 
 
 def _finish(recorder: Recorder) -> None:
-    made: Compilations | None = recorder.state.pop("compiled", None)
-    if made is not None:
-        for line in made.lines():
-            recorder.cannot_see(line)
+    made, scripted = recorder.state.pop("compiled")
+    for line in made.lines():
+        recorder.cannot_see(line)
+    if _scripted() > scripted or any(
+        issubclass(type(one), torch.jit.ScriptModule) for one in gc.get_objects()
+    ):
+        recorder.cannot_see("TorchScript was there: what its functions and modules run inside passes no hook")
 
 
 _READ = [name for name in OPERATORS if name.startswith("aten::_scaled_dot_product")]

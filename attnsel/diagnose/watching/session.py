@@ -82,9 +82,9 @@ class Watch:
         self._observers = load()
         for observer in self._observers:
             if observer.begin is not None:
-                observer.begin(self.recorder)
+                self.recorder.safely(observer.begin, self.recorder)
         self._hooks = Hooks(self.recorder, self._observers)
-        self._hooks.enter()
+        self.recorder.safely(self._hooks.enter)
         return self
 
     def __exit__(
@@ -92,10 +92,10 @@ class Watch:
     ) -> None:
         hooks, self._hooks = self._hooks, None
         if hooks is not None:
-            hooks.leave()
+            self.recorder.safely(hooks.leave)
             for observer in self._observers:
                 if observer.finish is not None:
-                    observer.finish(self.recorder)
+                    self.recorder.safely(observer.finish, self.recorder)
 
     @property
     def sites(self) -> tuple[Site, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnsel import select
 from attnsel.diagnose import framework_fixes
-from attnsel.diagnose.framework_fixes import fixes, known_fixes, replacement, topics
+from attnsel.diagnose.framework_fixes import fixes, known_fixes, topics
 from attnsel.dispatchers import Refusal
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
@@ -31,11 +31,11 @@ def test_every_way_can_be_written_for_every_call():
     [
         ({"attn_mask_type": "arbitrary"}, "sdpa.flash", "mask", "is_causal=True"),
         ({"dtype": "fp32"}, "sdpa.flash", "dtype", "bfloat16"),
-        ({"head_dim_v": 32}, "sdpa.flash", "unequal widths", "F.pad(…, (0, 32))"),
+        ({"head_dim_v": 32}, "sdpa.flash", "unequal widths", "F.pad(v, (0, 32))"),
         ({"num_gqa_groups": 2}, "sdpa.efficient", "grouped heads", "repeat_interleave(4, dim=1)"),
         ({"head_dim_qk": 60, "head_dim_v": 60}, "sdpa.efficient", "width", "(0, 4)"),
         ({"softcap": 30.0}, "sdpa.flash", "softcap", "score_mod"),
-        ({"window_size": (32, 0)}, "sdpa.efficient", "window", "i - j <= 32"),
+        ({"window_size": (32, 0)}, "sdpa.efficient", "window", "create_block_mask(…)"),
         ({"attention_dropout": 0.3}, "sdpa.cudnn", "dropout", "if self.training else 0.0"),
     ],
 )
@@ -63,16 +63,3 @@ def test_a_reason_is_read_by_its_code_or_its_switch_and_a_machine_has_no_fix():
     reasons = select(p, H100)["sdpa.flash"].reasons
     assert "dtype=torch.bfloat16" in str(fixes("transformers", p, reasons)[0])
     assert "torch_dtype=torch.bfloat16" in str(fixes("diffusers", p, reasons)[0])
-
-
-def test_the_replacement_names_only_what_is_needed():
-    def code(scale=0.125, folded=False, **fields):
-        return replacement(of(**fields), scale=scale, folded=folded).code
-
-    assert "scale=" not in code()
-    assert "is_causal=True" in code()
-    assert "scale=0.5" in code(scale=0.5)
-    assert "unsqueeze(1)" in code(folded=True)
-    assert "enable_gqa=True" in code(num_gqa_groups=2)
-    short = {"max_seqlen_q": 4, "max_seqlen_kv": 256, "attn_mask_type": "causal_bottom_right"}
-    assert "causal_lower_right(4, 256)" in code(**short)

@@ -64,7 +64,7 @@ def replacements() -> Iterator[str]:
         yield f"{code}: {about}"
     for name, fields in json.loads((GIVEN / "questions.json").read_text()).items():
         p = of(**fields)
-        for scale, folded, cast in ((0.125, False, False), (0.5, True, True), (None, False, True)):
+        for scale, folded, cast in ((0.125, False, False), (0.5, True, True), (0.5, False, True)):
             yield f"{name}, {scale}: {replacement(p, scale=scale, folded=folded, cast=cast)}"
         for one in select(p, H100):
             about = [topic for reason in (*one.reasons, *one.adaptations) for topic in topics(p, reason)]
