@@ -604,7 +604,7 @@ def largest_tensor(backend: str, s: int) -> int:
     return seen.bytes
 
 
-PLANS = "held by tests/attnsel/test_no_plan_storm.py"
+PLANS = "held by tests/proof/test_no_plan_storm.py"
 
 
 def told_rows(log: Path | None) -> list[Figure]:

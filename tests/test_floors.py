@@ -26,6 +26,7 @@ HEAVY = ("torch", "triton", "cudnn", "transformers")
 # These modules import some of ours late, with the reason beside it: doors that are seldom used, need torch or
 # take long to load.
 LATE = {
+    "attnsel.diagnose.models.source",
     "attnsel.backends.triton.run",
     "attnsel.cli",
     "attnsel.cli.explain",

@@ -41,7 +41,7 @@ if str(HERE) not in sys.path:  # as a program this folder is on the path anyway
     sys.path.insert(0, str(HERE))
 
 from attnsel.diagnose.logs.calls import SEEN  # noqa: E402
-from attnsel.diagnose.logs.message import Message, More  # noqa: E402
+from attnsel.diagnose.logs.message import Message  # noqa: E402
 from attnsel.diagnose.logs.reader import entries  # noqa: E402
 from attnsel.diagnose.logs.vocabulary import gate, libraries, more  # noqa: E402
 from printed_in_source import Printed, cpp_texts, python_texts  # noqa: E402
@@ -236,10 +236,6 @@ def _gate() -> tuple[str, ...]:
     return gate(libraries())
 
 
-def _more(line: str) -> More:
-    return next((how for library in libraries() if (how := library.more(line))), "")
-
-
 @lru_cache(maxsize=1)
 def _messages() -> dict[str, list[tuple[str, Message]]]:
     """What can know a text, under the name that a report has for it: "library: what happened"."""
@@ -260,7 +256,7 @@ def known_by(text: str, how: str, file: str, function: str, reasons: str = "", b
     among = {by: _messages().get(by, [])} if by else _messages()
     for one in filled(text):
         printed = reasons.format(one) if how == "reason" and reasons else prefix + one
-        for entry in entries(printed.splitlines(), _gate(), _more):
+        for entry in entries(printed.splitlines(), _gate(), more):
             for name, messages in among.items():
                 if any(message.find(entry.text) for library, message in messages):
                     return name

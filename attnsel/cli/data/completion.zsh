@@ -201,6 +201,8 @@ _cyclopts_attnsel() {
             '*--misaligned[q,k,v,mask\: tensors that begin one element off a 16-byte boundary; q=4\: at 4 by…]:misaligned' \
             '*--env[JSON of Environment, of an earlier --json or of doctor --json; - reads standard…]:env:_files' \
             '*--from-log[a log or an error to explain\: what TransformerEngine, PyTorch, flash-attn, vLLM…]:from-log:_files' \
+            '*--model[a whole model\: its config.json, the folder with it, or a preset (llama-3-8b, ge…]:model' \
+            '*--tp-size[with --model\: ranks that share its heads]:tp-size' \
             '--ask-library[ask the real libcudnn too]' \
             '--sources[below each reason where it is written]' \
             '*--cudnn-lib[libcudnn, a file or folder; the environment'\''s if left out]:cudnn-lib' \
