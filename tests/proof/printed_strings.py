@@ -244,7 +244,7 @@ def _messages() -> dict[str, list[tuple[str, Message]]]:
         if library.name not in (SEEN, "the machine"):
             for message in library.messages:
                 if message.says.kind not in _NO_CAUSE:
-                    name = f"{library.name}: {(message.known or message.quicks[0]).strip()[:90]}"
+                    name = f"{library.name}: {(message.says.known or message.quicks[0]).strip()[:90]}"
                     found.setdefault(name, []).append((library.name, message))
     return found
 

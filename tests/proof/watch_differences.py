@@ -189,7 +189,7 @@ def features(way: str, only: str) -> dict[int, Any]:
     while True:
         command = [sys.executable, __file__, "--worker", way, "--first", str(first), "--only", only]
         with tempfile.TemporaryFile("w+") as lines:
-            how = {
+            how: dict[str, Any] = {
                 "stderr": subprocess.DEVNULL,
                 "env": os.environ | {"PYTHONHASHSEED": "0"},
                 "timeout": LIMIT,

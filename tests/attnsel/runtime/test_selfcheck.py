@@ -19,6 +19,8 @@ from attnsel.debug import FallbackWarning, SelfCheckWarning
 from attnsel.runtime import kernels, reference, selfcheck
 from attnsel.runtime.refusals import evidence
 
+pytestmark = pytest.mark.filterwarnings("ignore::attnsel.debug.HintWarning")
+
 torch.set_num_threads(1)
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -117,7 +119,7 @@ def test_what_is_wrong_is_caught(kernel: Kernel) -> None:
         kernel.wrong = {part: wrong}
         asked: dict[str, Any] = {"attn_mask_type": "causal"}
         if part == "spec":
-            asked |= {"softcap": 2.0, "softmax_type": "off-by-one"}
+            asked |= {"attn_mask_type": "causal_bottom_right", "softcap": 2.0, "softmax_type": "off-by-one"}
         s_kv = 60 if part == "spec" else 40
         said = refused(qkv(40, s_kv, grad=part == "backward", dtype=torch.bfloat16), **asked)
         assert said.startswith("in bf16 ")
@@ -243,7 +245,7 @@ def test_right_kernels_stay_well_below_what_is_allowed(
     monkeypatch.setattr(reference, "differences", spy)
     for backend in ("sdpa.flash", "sdpa.math"):
         for lengths in ((130, 130), (33, 200)):
-            for kind in ("no_mask", "causal"):
+            for kind in ("no_mask", "causal_bottom_right"):
                 call(qkv(*lengths, dtype=dtype), backend=backend, attn_mask_type=kind)
     assert ratios
     assert max(ratios) < 0.5
