@@ -123,7 +123,7 @@ class ModelPlan(NamedTuple):
         return tuple(sorted(found, key=lambda fix: -fix.layers * len(fix.phases)))
 
     def as_dict(self) -> dict[str, Any]:
-        """``attnsel.model/1``: docs/schemas/model-1.json."""
+        """As docs/schemas/model-1.json has it."""
         return {
             "model_type": self.layers.model_type,
             "read_by": self.layers.by,

@@ -180,7 +180,7 @@ def test_output_arguments_and_exit_code_are_the_program_s(program, tmp_path):
     )
     assert (done.returncode, done.stdout, done.stderr) == (7, "['--seven', '-m']\n", "")
     told = json.loads((tmp_path / "told").read_text())
-    assert (told["schema"], told["asked"]["device"]["arch"]) == ("attnsel.watch/2", 90)
+    assert (told["schema"], told["asked"]["device"]["arch"]) == ("attnsel.watch/3", 90)
     assert [site["calls"] for site in told["sites"]] == [3]
 
 
@@ -194,7 +194,7 @@ def test_an_exception_shows_the_program_s_frames_alone(program, tmp_path):
     (file,) = (tmp_path / "seen").iterdir()
     process, site = map(json.loads, file.read_text().splitlines())
     assert (process["schema"], process["exit_code"]) == ("attnsel.watch-process/1", 1)
-    assert (site["schema"], site["calls"]) == ("attnsel.watch-site/2", 3)
+    assert (site["schema"], site["calls"]) == ("attnsel.watch-site/3", 3)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
