@@ -30,8 +30,6 @@ from attnsel.verdicts.reasons import Adaptation
 from call_cases import PLAIN_AXES, Row, made, rows
 from tables import each
 
-pytestmark = pytest.mark.filterwarnings("ignore::attnsel.debug.HintWarning")
-
 torch.set_num_threads(1)
 
 Forced = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]

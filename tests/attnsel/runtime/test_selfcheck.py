@@ -19,8 +19,6 @@ from attnsel.debug import FallbackWarning, SelfCheckWarning
 from attnsel.runtime import kernels, reference, selfcheck
 from attnsel.runtime.refusals import evidence
 
-pytestmark = pytest.mark.filterwarnings("ignore::attnsel.debug.HintWarning")
-
 torch.set_num_threads(1)
 
 pytestmark = pytest.mark.filterwarnings("error")

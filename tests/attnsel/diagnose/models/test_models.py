@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 import model_families
-from attnsel import Environment, InvalidInput, plan
+from attnsel import Environment, plan
 from attnsel.cli import main
 from attnsel.diagnose.models import source, table
 from attnsel.diagnose.models.plan import PHASES
@@ -79,8 +77,3 @@ REFUSED = ("llama-3-8b --head-dim-qk 64", "llama-9", "llama-3-8b --tp-size 7", "
 def test_what_a_model_decides_is_not_asked(flags, capsys) -> None:
     assert main(["explain", "--gpu", "H100", "--model", *flags.split()]) == 2
     assert capsys.readouterr().err.startswith(f"attnsel: {' '.join(['--model', *flags.split()][-2:])}: ")
-
-
-def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="must be a model"):
-        plan(3, Environment.describe("H100"))
