@@ -74,11 +74,17 @@ def recommend(
     if library not in LIBRARIES:
         raise InvalidInput("library", library, f"must be one of {', '.join(LIBRARIES)}")
     env = Environment.detect() if environment is None else environment
-    own = policy or Policy()
-    asked = [
-        select(params, env, policy=own, dispatcher=LIBRARIES[library], switches={})
-        for params in _calls(call, env, own, stated)
-    ]
+    how: dict[str, Any] = {
+        "policy": policy or Policy(),
+        "dispatcher": LIBRARIES[library],
+        "switches": {},
+    }
+    if isinstance(call, AttentionParams):
+        asked = [select(call, env, **how)]
+    elif isinstance(call, Sequence) and not isinstance(call, str):
+        asked = [select(_of_tensors(call, stated), env, **how)]
+    else:
+        asked = [cell.selection for cell in plan(call, env, **how, **stated).cells]
     offers = _open_to_all(library, asked)
     if not offers:
         refused = asked[0].dispatched.offers[0].refusals if asked[0].dispatched else ()
@@ -95,14 +101,6 @@ def recommend(
         found = Variables(_variables(best, asked))
     found.why = why
     return found  # type: ignore[no-any-return]
-
-
-def _calls(call: Any, env: Environment, policy: Policy, stated: dict[str, Any]) -> list[AttentionParams]:
-    if isinstance(call, AttentionParams):
-        return [call]
-    if isinstance(call, Sequence) and not isinstance(call, str):
-        return [_of_tensors(call, stated)]
-    return [cell.selection.params for cell in plan(call, env, policy=policy, **stated).cells]
 
 
 def _of_tensors(tensors: Sequence[Any], stated: dict[str, Any]) -> AttentionParams:

@@ -36,18 +36,19 @@ def explain_model(model: str, question: Question, tp_size: int, chooser: Chooser
         encoded if isinstance(encoded, int) and encoded != asked.max_seqlen_q else None,
     )
     stated = {name: getattr(asked, name) for name in _STATED if name in question.params or name == "dtype"}
-    layers = layers_of(read_model(model))
-    if any(tp_size < 1 or call.q_heads % tp_size for call in layers.calls):
-        heads = ", ".join(sorted({str(call.q_heads) for call in layers.calls}))
-        raise InvalidInput("--tp-size", tp_size, f"must be a divisor of the query heads: {heads}")
-    plan = planned(
-        layers,
-        env,
-        lengths,
-        lambda params, where: chooser.select(params, where, question.policy),
-        stated=stated,
-        tp_size=tp_size,
-    )
+    try:
+        plan = planned(
+            layers_of(read_model(model)),
+            env,
+            lengths,
+            lambda params, where: chooser.select(params, where, question.policy),
+            stated=stated,
+            tp_size=tp_size,
+        )
+    except InvalidInput as error:
+        if error.field == "tp_size":
+            raise InvalidInput("--tp-size", error.value, error.allowed) from None
+        raise
     form.print(lambda: model_document(plan), lambda: stamped("model", plan.as_dict()))
     runs = [cell.selection.backend is not None for cell in plan.cells]
     return FOUND if all(runs) else NO_BACKEND

@@ -65,15 +65,15 @@ DERIVED = ("layer_types", "rope_parameters", "per_layer_config")
 FITS = {
     "stack": ("text", "vision", "encoder", "speech encoder"),
     "window": (
-        *("", "windowed", "pattern=windows_from", "pattern=windows_below", "pattern=alternating"),
+        *("", "windowed", "pattern=windows_from", "pattern=windows_below"),
         *(f"pattern=full_every:sliding_window_pattern:{n}" for n in (4, 5, 6)),
-        *(f"pattern=full_every:none:{n}" for n in (4, 5, 6)),
+        *(f"pattern=full_every:none:{n}" for n in (2, 4, 5, 6)),
         *(f"pattern=full_every_and_last:none:{n}" for n in (5, 6)),
         "pattern=linear_but_every:full_attention_interval:4",
         "pattern=attention_at",
         *("pattern=attention_in:attn_layer_indices", "pattern=letters:hybrid_override_pattern"),
         "pattern=windows_every:no_rope_layer_interval:4",
-        "pattern=chunks_but_every",
+        "pattern=chunks_but_every:no_rope_layer_interval:4",
         "pattern=full_first_of:global_attn_every_n_layers:3 sides=local_attention",
     ),
     "scale": ("", "scale=1", "scale=query_pre_attn_scalar^-0.5", "scale=attention_multiplier"),

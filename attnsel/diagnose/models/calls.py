@@ -72,6 +72,11 @@ class Layers(NamedTuple):
     unread: tuple[str, ...] = ()
 
 
+def layer_count(calls: Iterable[Call]) -> int:
+    """Layers that make one of these calls, or several."""
+    return len({(call.stack, layer) for call in calls for layer in call.layers})
+
+
 def grouped(calls: Iterable[tuple[int, Call]]) -> tuple[Call, ...]:
     """Equal calls of several layers as one, in the order in which they came; of a layer that makes one twice
     ``calls_per_layer`` is 2."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
-from attnsel.diagnose.models.calls import Call, Other
-from attnsel.diagnose.models.plan import Cell, ModelPlan, distinct
+from attnsel.diagnose.models.calls import Call, Other, layer_count
+from attnsel.diagnose.models.plan import Cell, ModelPlan
 from attnsel.report.answer import known_bug_words, presumed, warnings
 from attnsel.report.document import (
     Block,
@@ -39,7 +40,7 @@ def model_document(plan: ModelPlan) -> Document:
         asked += [f"tensor parallel {plan.tp_size}"] if plan.tp_size > 1 else []
         notes = (*warnings(first.environment), *presumed(first))
         blocks.append(Facts((tuple(environment_words(first.environment)), tuple(asked), *notes)))
-    blocks += [_of_call(call, cells) for call, cells in distinct(plan.cells)]
+    blocks += [_of_call(call, cells) for call, cells in groupby(plan.cells, key=lambda cell: cell.call)]
     if layers.other:
         rows = tuple((each.kind, (_other(each),)) for each in layers.other)
         blocks.append(Screen((Paragraph(Strong("Layers that are no softmax attention")), Fields(rows))))
@@ -59,18 +60,18 @@ def model_document(plan: ModelPlan) -> Document:
 def verdict(plan: ModelPlan) -> str:
     """What the model is made of, and how much of it runs on a slow path."""
     calls, other = plan.layers.calls, plan.layers.other
-    count = len({(call.stack, layer) for call in calls for layer in call.layers})
     others = sum(len(each.layers) for each in other)
-    text = f"{plan.layers.model_type or 'This model'}: {_layers(count)} of attention, {_kinds(len(calls))}"
+    name = plan.layers.model_type or "This model"
+    text = f"{name}: {_layers(layer_count(calls))} of attention, {_kinds(len(calls))}"
     text += f", and {others} of another kind" if others else ""
     slow = [cell for cell in plan.cells if cell.selection.chosen is None or cell.slow]
     if not plan.cells:
         return f"{text}."
     if not slow:
         return f"{text}; each runs on a fast kernel."
-    where = {(cell.call.stack, layer) for cell in slow for layer in cell.call.layers}
+    where = layer_count(cell.call for cell in slow)
     phases = ", ".join(dict.fromkeys(cell.phase for cell in slow))
-    return f"{text}; {_layers(len(where))} on a slow path ({phases})."
+    return f"{text}; {_layers(where)} on a slow path ({phases})."
 
 
 def _kinds(count: int) -> str:
@@ -81,7 +82,7 @@ def _layers(count: int) -> str:
     return "1 layer" if count == 1 else f"{count} layers"
 
 
-def _of_call(call: Call, cells: tuple[Cell, ...]) -> Screen:
+def _of_call(call: Call, cells: Iterable[Cell]) -> Screen:
     """A kind of attention: a line for each outcome, under its phases."""
     outcomes: dict[Inline, list[str]] = {}
     for cell in cells:
@@ -118,11 +119,8 @@ def _words(call: Call) -> Iterator[str]:
     """What differs from plain attention, and the sizes."""
     yield f"{call.stack}, {call.attn}" if call.attn == "cross" else call.stack
     yield f"{call.q_heads}/{call.kv_heads} heads"
-    yield (
-        f"d{call.head_dim_qk}/{call.head_dim_v}"
-        if call.head_dim_qk != call.head_dim_v
-        else f"d{call.head_dim_qk}"
-    )
+    widths = dict.fromkeys((call.head_dim_qk, call.head_dim_v))
+    yield f"d{'/'.join(map(str, widths))}"
     if call.causal:
         yield "causal"
     if call.window is not None:
@@ -146,9 +144,5 @@ def _words(call: Call) -> Iterator[str]:
 def _other(other: Other) -> str:
     text = f"{_layers(len(other.layers))}, {other.stack}"
     if other.package:
-        text += f": fast with {other.package}"
-    if other.without:
-        text += (
-            f"; {'without' if other.package else 'runs as'} {'them ' if other.package else ''}{other.without}"
-        )
-    return text
+        return f"{text}: fast with {other.package}; without them {other.without}"
+    return f"{text}; runs as {other.without}" if other.without else text

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import to_json
 from attnsel.decision import Selection, select
-from attnsel.diagnose.models.calls import Call, Layers
+from attnsel.diagnose.models.calls import Call, Layers, layer_count
 from attnsel.diagnose.models.source import config_of, layers_of
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
-from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec
+from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
 from attnsel.report.answer import better_way
+from attnsel.rules.sdpa.common import mask_of
 from attnsel.verdicts.dispatch import Dispatch
 
 Phase = Literal["training", "prefill", "decode"]
@@ -119,7 +121,8 @@ class ModelPlan(NamedTuple):
         found = []
         for (change, candidate), cells in helped.items():
             phases = tuple(dict.fromkeys(cell.phase for cell in cells))
-            found.append(Fix(change, candidate, _count(cells), phases, pastes[change, candidate]))
+            layers = layer_count(cell.call for cell in cells)
+            found.append(Fix(change, candidate, layers, phases, pastes[change, candidate]))
         return tuple(sorted(found, key=lambda fix: -fix.layers * len(fix.phases)))
 
     def as_dict(self) -> dict[str, Any]:
@@ -148,13 +151,16 @@ def plan(
     tp_size: int = 1,
     phases: tuple[Phase, ...] = PHASES,
     policy: Policy | None = None,
+    dispatcher: str | None = None,
+    switches: Mapping[str, str] | None = None,
     **stated: Any,
 ) -> ModelPlan:
     """What runs for each kind of attention of a model.
 
     ``model``: a model of transformers or its config, a configuration as a dictionary, or a preset's name.
     ``environment`` None is this machine. ``encoded``: tokens of an encoder, where it has others than
-    ``seqlen``. ``stated``: fields of AttentionParams that a model does not decide, such as ``dtype``.
+    ``seqlen``. ``dispatcher`` and ``switches``: as of ``attnsel.select``, asked about each call too.
+    ``stated``: fields of AttentionParams that a model does not decide, such as ``dtype``.
 
     Raises InvalidInput for what is no model, for a field of it that is no number where one is needed, and for
     a ``tp_size`` that does not divide its heads.
@@ -162,12 +168,12 @@ def plan(
     env = Environment.detect() if environment is None else environment
     lengths = Lengths(batch_size, seqlen, encoded)
     stated.setdefault("dtype", env.half)
-    layers, own = layers_of(config_of(model)), policy or Policy()
+    ask = partial(select, policy=policy or Policy(), dispatcher=dispatcher, switches=switches)
     return planned(
-        layers,
+        layers_of(config_of(model)),
         env,
         lengths,
-        lambda params, where: select(params, where, policy=own),
+        ask,
         stated=stated,
         phases=phases,
         tp_size=tp_size,
@@ -188,6 +194,9 @@ def planned(
 
     Raises InvalidInput for heads that ``tp_size`` does not divide.
     """
+    if any(tp_size < 1 or call.q_heads % tp_size for call in layers.calls):
+        heads = ", ".join(sorted({str(call.q_heads) for call in layers.calls}))
+        raise InvalidInput("tp_size", tp_size, f"must be a divisor of the query heads: {heads}")
     cells = []
     for call in layers.calls:
         for phase in phases:
@@ -202,8 +211,6 @@ def params_of(
     call: Call, phase: Phase, lengths: Lengths, tp_size: int, stated: Mapping[str, Any]
 ) -> AttentionParams:
     """The question that one call asks. Keys and values of fewer heads than ranks are on several of them."""
-    if call.q_heads % tp_size:
-        raise InvalidInput("tp_size", tp_size, f"must divide {call.q_heads}, the query heads of the model")
     encoded = lengths.encoded or ENCODED.get(call.stack, lengths.seqlen)
     own = lengths.seqlen if call.stack in ("text", "decoder") else encoded
     rows = 1 if phase == "decode" else own
@@ -226,7 +233,7 @@ def params_of(
     if call.bias:
         asked |= {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_shape": "1hss"}
     if call.chunk is not None and keys > call.chunk:  # a mask of its own, which no flag says
-        asked["tensors"] = Tensors(mask=_square(rows, keys))
+        asked["tensors"] = mask_of(1, 1, rows, keys, dtype="bool")
         asked["attn_mask_type"] = "no_mask"
     return AttentionParams(**asked)
 
@@ -246,11 +253,6 @@ def _window(call: Call) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _square(rows: int, keys: int) -> TensorSpec:
-    shape, stride = (1, 1, rows, keys), (rows * keys, rows * keys, keys, 1)
-    return TensorSpec.model_validate({"shape": shape, "stride": stride, "dtype": "bool"})
-
-
 def _kept(call: Call, lengths: Lengths) -> int:
     """Tokens of one sequence whose keys and values a cache keeps."""
     if call.attn == "cross":
@@ -263,15 +265,3 @@ def _width(cell: Cell, lengths: Lengths) -> int:
     """Bytes of the keys and values of one token in one layer, for the whole batch."""
     p = cell.selection.params
     return lengths.batch * p.num_gqa_groups * (p.head_dim_qk + p.head_dim_v) * ITEMSIZE[p.dtype]
-
-
-def _count(cells: list[Cell]) -> int:
-    return len({(cell.call.stack, layer) for cell in cells for layer in cell.call.layers})
-
-
-def distinct(cells: tuple[Cell, ...]) -> Iterator[tuple[Call, tuple[Cell, ...]]]:
-    """The cells of each call, in order."""
-    by_call: dict[Call, list[Cell]] = {}
-    for cell in cells:
-        by_call.setdefault(cell.call, []).append(cell)
-    yield from ((call, tuple(own)) for call, own in by_call.items())

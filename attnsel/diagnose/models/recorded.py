@@ -21,7 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnsel.diagnose.models.calls import Attn, Call, Layers, Mask, Other, Stack, grouped
-from attnsel.diagnose.models.other import other_layer
+from attnsel.diagnose.models.other import Kind, other_layer
 
 _NAME = "attnsel_recorder"
 _LENGTH, _ENCODED = 48, 80
@@ -88,9 +88,8 @@ def _one(config: PretrainedConfig, name: str) -> tuple[list[tuple[int, Call]], l
                 model = AutoModel.from_config(
                     config, attn_implementation=implementation, dtype=torch.bfloat16
                 ).eval()
-                model.config._experts_implementation = (
-                    "batched_mm"  # the others ask how many tokens an expert has
-                )
+                # The other implementations ask how many tokens an expert has.
+                model.config._experts_implementation = "batched_mm"
                 recorder.paths = {id(module): path for path, module in model.named_modules()}
                 model(**_question(model, config))
         except (KeyError, ValueError) as error:
@@ -111,10 +110,8 @@ def _question(model: Any, config: PretrainedConfig) -> dict[str, Any]:
         rows = torch.zeros(256, patch * getattr(config, "in_channels", 3), dtype=torch.bfloat16)
         given = {next(iter(asked)): rows, "grid_thw": torch.tensor([[1, 16, 16]], device="cpu")}
     elif "pixel_values" in asked and "input_ids" not in asked:
-        side = (
-            config.image_size if isinstance(getattr(config, "image_size", 224), int) else config.image_size[0]
-        )
-        shape = (1, getattr(config, "num_channels", 3), side or 224, side or 224)
+        side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+        shape = (1, getattr(config, "num_channels", 3), side, side)
         given = {"pixel_values": torch.zeros(shape, dtype=torch.bfloat16)}
     elif first == "input_features":
         given = {first: torch.zeros(1, getattr(config, "num_mel_bins", 80), 3000, dtype=torch.bfloat16)}
@@ -200,12 +197,12 @@ class _Recorder:
         rest: Mapping[str, Any],
     ) -> None:
         path = self.paths.get(id(module), "")
-        seen: _Seen = getattr(mask, "attnsel_seen", None) or _Seen(causal and mask is None)
-        made: Mask = "none" if mask is None else "implied" if hasattr(mask, "attnsel_seen") else "tensor"
-        if mask is None and causal and (window := rest.get("sliding_window")):
-            seen = seen._replace(left=window - 1)
-        if made == "tensor":
-            seen = seen._replace(causal=causal)
+        made: Mask = "implied"
+        seen: _Seen | None = getattr(mask, "attnsel_seen", None)
+        if seen is None:
+            made = "none" if mask is None else "tensor"
+            window = rest.get("sliding_window") if mask is None and causal else None
+            seen = _Seen(causal, window - 1 if window else None)
         scale = rest.get("scaling")
         call = Call(
             stack=_stack(self.config, self.name, path, seen.causal),
@@ -224,11 +221,7 @@ class _Recorder:
             bias=any("bias" in name and rest[name] is not None for name in rest),
             mask="tensor" if seen.unknown else made,
         )
-        layer = getattr(module, "layer_idx", None)
-        if layer is None:
-            numbers = re.findall(r"\.(\d+)\.", f".{path}.")
-            layer = int(numbers[0]) if numbers else 0
-        self.calls.append((layer, call))
+        self.calls.append((_layer(module, path), call))
 
     def _kv_heads(self, q: Tensor, k: Tensor) -> int:
         """Before a repeat that the model makes itself. MLA makes keys of every head from a latent one."""
@@ -265,6 +258,13 @@ def _registered(table: Any, name: str, function: Callable[..., Any]) -> Iterator
             known[name] = before
 
 
+def _layer(module: nn.Module, path: str) -> int:
+    """Its index, as the module says or else the path to it."""
+    stated = getattr(module, "layer_idx", None)
+    number = re.search(r"\.(\d+)\.", f".{path}.")
+    return stated if isinstance(stated, int) else int(number[1]) if number else 0
+
+
 def _attn(module: nn.Module, path: str, q: Tensor, k: Tensor) -> Attn:
     named = re.search(r"cross|encoder_attn|EncDecAttention", f"{path}.{type(module).__name__}")
     return "cross" if named or {q.shape[2], k.shape[2]} == {_LENGTH, _ENCODED} else "self"
@@ -293,20 +293,14 @@ def _main_input(config: PretrainedConfig) -> str:
 
 def _others(model: nn.Module, recorder: _Recorder) -> list[Other]:
     """The layers that mix tokens otherwise, by their modules' classes."""
-    found: dict[tuple[Stack, str], tuple[list[int], Any]] = {}
+    found: dict[tuple[Stack, Kind], set[int]] = {}
     for path, module in model.named_modules():
         kind = other_layer(type(module).__name__)
         if kind is None:
             continue
-        numbers = re.findall(r"\.(\d+)\.", f".{path}.")
-        layer = getattr(module, "layer_idx", None)
-        layer = layer if isinstance(layer, int) else int(numbers[0]) if numbers else 0
-        where = _stack(recorder.config, recorder.name, path)
-        found.setdefault((where, kind.kind), ([], kind))[0].append(layer)
-    return [
-        Other(tuple(sorted(set(layers))), stack, kind.kind, kind.package, kind.without)
-        for (stack, _), (layers, kind) in found.items()
-    ]
+        stack = _stack(recorder.config, recorder.name, path)
+        found.setdefault((stack, kind), set()).add(_layer(module, path))
+    return [Other(tuple(sorted(layers)), stack, *kind) for (stack, kind), layers in found.items()]
 
 
 # ---- what a mask lets through -------------------------------------------------------------------------
@@ -345,12 +339,7 @@ def _seen(mask_function: Callable[..., Any]) -> _Seen:
     try:
         left, next_left = (reach(query, -1, query) for query in (_FAR + 5, _FAR + 6))
         right = reach(_FAR, 1, _FAR)
-    except (
-        RuntimeError,
-        NotImplementedError,
-        IndexError,
-        TypeError,
-    ):  # it reads tensors
+    except (RuntimeError, IndexError, TypeError):  # it reads tensors, which have no values here
         return _seen_of_chunks(mask_function)
     causal = right == 0
     if left is not None and next_left == left + 1:

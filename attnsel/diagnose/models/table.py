@@ -39,7 +39,7 @@ _NO_MIXING = frozenset({"moe", "mlp", "dense", "sparse"})
 
 class Family(NamedTuple):
     """A row. ``parts``: the model inside each sub-config where that has no ``model_type``. ``defaults``: of
-    the config's class. ``says``: what no field says, by name (``_SAYS``)."""
+    the config's class. ``says``: what no field says, by name, as _Reader asks for it."""
 
     stack: Stack | None = None
     parts: Mapping[str, str] = MappingProxyType({})
@@ -84,22 +84,17 @@ def tabled(config: Config) -> Layers:
 def _parts(config: Config) -> list[tuple[str, Config]]:
     """The configs of the models inside one, with the type that each has where it says none."""
     family = _families().get(str(config.get("model_type", "")), Family())
-    named = {
-        name for name, value in config.items() if name.endswith("_config") and isinstance(value, Mapping)
-    }
-    named = {name for name in named if _looks_like_a_model(config[name])} | set(family.parts)
+    inner = {name for name, value in config.items() if name.endswith("_config") and _is_a_model(value)}
     found: list[tuple[str, Config]] = []
-    for name in sorted(named):
+    for name in sorted(inner | set(family.parts)):
         part = dict(config.get(name) or {})
         part.setdefault("model_type", family.parts.get(name, ""))
         found.append((name, part))
     return found or [("", config)]
 
 
-def _looks_like_a_model(part: Any) -> bool:
-    return isinstance(part, Mapping) and (
-        "model_type" in part or any(name in part for name in NAMES["layers"])
-    )
+def _is_a_model(part: Any) -> bool:
+    return isinstance(part, Mapping) and not {"model_type", *NAMES["layers"]}.isdisjoint(part)
 
 
 class _Missing(Exception):
@@ -163,10 +158,7 @@ class _Reader:
             if mixes_otherwise is None or kind == "hybrid":
                 calls.append((index, self.of_layer(index).call(kind)))
         stack = self.stack()
-        found = [
-            Other(tuple(at), stack, kind.kind, kind.package, kind.without) for kind, at in others.items()
-        ]
-        return calls, found
+        return calls, [Other(tuple(at), stack, *kind) for kind, at in others.items()]
 
     def two_stacks(self) -> Iterator[tuple[int, Call]]:
         """An encoder and a decoder, whose layers attend to themselves and to the encoder's."""
@@ -312,70 +304,62 @@ class _Reader:
 
 # ---- which layer is what, where a config has no layer_types -------------------------------------------
 
+Pattern = Callable[[_Reader, int, str], list[str]]
+"""The kinds of so many layers; the text is what follows the pattern's name in a row."""
 
-def _full_every(reader: _Reader, count: int, rest: str) -> list[str]:
-    """``FIELD:DEFAULT``: every n-th layer sees everything, the last of each n."""
-    field, _, usual = rest.partition(":")
-    every = reader.count(field) or int(usual)
-    return ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(count)]
+
+def _nth(one: str, others: str, *, first: bool = False) -> Pattern:
+    """``FIELD:DEFAULT``: of each n layers the last is ``one``, or the ``first``."""
+
+    def kinds(reader: _Reader, count: int, rest: str) -> list[str]:
+        field, _, usual = rest.partition(":")
+        every = reader.count(field) or int(usual)
+        return [others if (index + (not first)) % every else one for index in range(count)]
+
+    return kinds
 
 
 def _full_every_and_last(reader: _Reader, count: int, rest: str) -> list[str]:
-    """``FIELD:DEFAULT``: the same, and the last layer of all too."""
-    return [*_full_every(reader, count, rest)[:-1], "full_attention"]
+    """As full_every, and the last layer of all too."""
+    return [*_PATTERNS["full_every"](reader, count, rest)[:-1], "full_attention"]
 
 
-def _full_first_of(reader: _Reader, count: int, rest: str) -> list[str]:
-    """``FIELD:DEFAULT``: the same, the first of each n."""
-    field, _, usual = rest.partition(":")
-    every = reader.count(field) or int(usual)
-    return ["sliding_attention" if index % every else "full_attention" for index in range(count)]
+def _windows_where(chosen: Callable[[int, float], bool]) -> Pattern:
+    """Qwen's: windows in the layers that are ``chosen`` by their index and max_window_layers, where
+    use_sliding_window says so."""
 
+    def kinds(reader: _Reader, count: int, rest: str) -> list[str]:
+        bound = reader.number("max_window_layers") or 0
+        used = _uses_windows(reader)
+        return [
+            "sliding_attention" if used and chosen(index, bound) else "full_attention"
+            for index in range(count)
+        ]
 
-def _alternating(reader: _Reader, count: int, rest: str) -> list[str]:
-    """The first has a window, the second none."""
-    return ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
-
-
-def _windows_from(reader: _Reader, count: int, rest: str) -> list[str]:
-    """Qwen: windows from max_window_layers on, where use_sliding_window says so."""
-    first = reader.number("max_window_layers") or 0
-    used = bool(reader.value("use_sliding_window")) and reader.value("sliding_window") is not None
-    return ["sliding_attention" if used and index >= first else "full_attention" for index in range(count)]
-
-
-def _windows_below(reader: _Reader, count: int, rest: str) -> list[str]:
-    """Qwen2-MoE: windows in every other layer below max_window_layers."""
-    most = reader.number("max_window_layers") or 0
-    used = bool(reader.value("use_sliding_window")) and reader.value("sliding_window") is not None
-    return [
-        "sliding_attention" if used and index < most and not index % 2 else "full_attention"
-        for index in range(count)
-    ]
-
-
-def _linear_but_every(reader: _Reader, count: int, rest: str) -> list[str]:
-    """``FIELD:DEFAULT``: attention in the last of each n layers."""
-    field, _, usual = rest.partition(":")
-    every = reader.count(field) or int(usual)
-    return ["linear_attention" if (index + 1) % every else "full_attention" for index in range(count)]
+    return kinds
 
 
 def _windows_every(reader: _Reader, count: int, rest: str) -> list[str]:
     """``FIELD:DEFAULT``: windows in the last of each n layers, where use_sliding_window says so."""
-    field, _, usual = rest.partition(":")
-    every = reader.count(field) or int(usual)
-    used = bool(reader.value("use_sliding_window")) and reader.value("sliding_window") is not None
-    return [
-        "sliding_attention" if used and not (index + 1) % every else "full_attention"
-        for index in range(count)
-    ]
+    if not _uses_windows(reader):
+        return ["full_attention"] * count
+    return _nth("sliding_attention", "full_attention")(reader, count, rest)
+
+
+def _uses_windows(reader: _Reader) -> bool:
+    return bool(reader.value("use_sliding_window")) and reader.value("sliding_window") is not None
 
 
 def _attention_in(reader: _Reader, count: int, rest: str) -> list[str]:
     """``FIELD``: a list of the layers with attention; the others are linear."""
     stated = reader.value(rest) or ()
     return ["full_attention" if index in stated else "linear_attention" for index in range(count)]
+
+
+def _attention_at(reader: _Reader, count: int, rest: str) -> list[str]:
+    """Jamba: attention in each attn_layer_period-th layer, from attn_layer_offset on."""
+    period, offset = reader.count("attn_layer_period") or 8, int(reader.number("attn_layer_offset") or 0)
+    return ["full_attention" if index % period == offset else "linear_attention" for index in range(count)]
 
 
 def _letters(reader: _Reader, count: int, rest: str) -> list[str]:
@@ -387,29 +371,16 @@ def _letters(reader: _Reader, count: int, rest: str) -> list[str]:
     return [kinds[letter] for letter in stated]
 
 
-def _attention_at(reader: _Reader, count: int, rest: str) -> list[str]:
-    """Jamba: attention in each attn_layer_period-th layer, from attn_layer_offset on."""
-    period, offset = reader.count("attn_layer_period") or 8, int(reader.number("attn_layer_offset") or 0)
-    return ["full_attention" if index % period == offset else "linear_attention" for index in range(count)]
-
-
-def _chunks_but_every(reader: _Reader, count: int, rest: str) -> list[str]:
-    """Llama 4: chunks, but for each n-th layer, which has no rotary embedding."""
-    every = reader.count("no_rope_layer_interval") or 4
-    return ["chunked_attention" if (index + 1) % every else "full_attention" for index in range(count)]
-
-
-_PATTERNS: dict[str, Callable[[_Reader, int, str], list[str]]] = {
-    "full_every": _full_every,
+_PATTERNS: dict[str, Pattern] = {
+    "full_every": _nth("full_attention", "sliding_attention"),
     "full_every_and_last": _full_every_and_last,
-    "full_first_of": _full_first_of,
-    "alternating": _alternating,
-    "windows_from": _windows_from,
-    "windows_below": _windows_below,
-    "linear_but_every": _linear_but_every,
+    "full_first_of": _nth("full_attention", "sliding_attention", first=True),
+    "linear_but_every": _nth("full_attention", "linear_attention"),
+    "chunks_but_every": _nth("full_attention", "chunked_attention"),  # Llama 4: that one is not rotated
     "windows_every": _windows_every,
+    "windows_from": _windows_where(lambda index, bound: index >= bound),
+    "windows_below": _windows_where(lambda index, bound: index < bound and not index % 2),
     "attention_in": _attention_in,
-    "letters": _letters,
     "attention_at": _attention_at,
-    "chunks_but_every": _chunks_but_every,
+    "letters": _letters,
 }

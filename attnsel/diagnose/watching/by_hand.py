@@ -204,7 +204,7 @@ class Watcher:
             temperature=found.temperature,
             folded=found.folded,
             cast=cast,
-            same=found.mask.same,
+            same=found.same,
             factors=found.factors,
         )
         if fix is None:

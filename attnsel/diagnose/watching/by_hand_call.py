@@ -189,7 +189,7 @@ class Found(NamedTuple):
     """A call that was found: ``params`` are None where attnsel has no words for it, and ``unread`` says why.
 
     ``scale``: the number before the scores; ``temperature``: "*" or "/" where there is a tensor too.
-    ``dropout`` is a probability. ``folded``: batch and heads are one dimension. ``mask`` says what is hidden.
+    ``dropout`` is a probability. ``folded``: batch and heads are one dimension. ``same``: one mask for all.
     ``between``: operators between scores and output that were not read. ``factors``: what q and k were
     multiplied by. ``numbers``: what a replacement can be tried on.
     """
@@ -200,10 +200,7 @@ class Found(NamedTuple):
     temperature: str
     dropout: float
     folded: bool
-    mask: Visibility
-    bias: Bias
-    softcap: float
-    sink: bool
+    same: bool
     materialised: tuple[Materialised, ...]
     notes: tuple[str, ...]
     seconds: float
@@ -414,10 +411,7 @@ class TracedProduct:
             "" if self.temperature is None else "/" if self.inverse else "*",
             self.dropout,
             folded,
-            self.masks.visibility,
-            self.masks.bias,
-            self.softcap,
-            self.sink,
+            self.masks.visibility.same,
             tuple(self.made),
             self._notes(folded, heads, groups),
             seconds,
