@@ -164,6 +164,16 @@ def fitted(model_type: str) -> table.Family | None:
     return None
 
 
+def composite(model_type: str, parts: dict[str, str]) -> table.Family | None:
+    """A family that is several models; None where its own code does otherwise than these."""
+    family = table.Family(None, parts, {}, {})
+    table._families()[model_type] = family
+    if holds(asked(model_type)):
+        return family
+    del table._families()[model_type]
+    return None
+
+
 def main() -> int:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
@@ -184,7 +194,7 @@ def write(types: list[str]) -> int:
     for model_type in types:
         try:
             parts = parts_of(model_type)
-            family = table.Family(None, {}, {}, {}) if parts else fitted(model_type)
+            family = composite(model_type, parts) if parts else fitted(model_type)
         except Exception as error:
             print(f"{model_type}: {type(error).__name__}: {str(error)[:80]}", flush=True)
             continue

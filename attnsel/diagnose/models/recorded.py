@@ -22,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnsel.diagnose.models.calls import Attn, Call, Layers, Mask, Other, Stack, grouped
 from attnsel.diagnose.models.other import Kind, other_layer
+from attnsel.diagnose.models.table import NAMES
 
 _NAME = "attnsel_recorder"
 _LENGTH, _ENCODED = 48, 80
@@ -46,8 +47,9 @@ def recorded(config: PretrainedConfig) -> Layers:
     """Every attention of a model, and of each model inside it."""
     calls: list[tuple[int, Call]] = []
     other: list[Other] = []
-    unread: list[str] = []
-    for name, part in _parts(config):
+    parts, left = _parts(config)
+    unread = [f"{name}: transformers builds no model of it by itself" for name in left]
+    for name, part in parts:
         try:
             found, others = _one(part, name)
         except Exception as error:  # whatever a model's code raises on the meta device
@@ -67,17 +69,19 @@ def recorded(config: PretrainedConfig) -> Layers:
     )
 
 
-def _parts(config: PretrainedConfig) -> list[tuple[str, PretrainedConfig]]:
-    """The models inside a model (text_config, vision_config), or itself."""
-    inner = [(name, getattr(config, name, None)) for name in getattr(config, "sub_configs", {})]
-    found: list[tuple[str, PretrainedConfig]] = []
-    for name, part in inner:
-        if (
-            isinstance(part, PretrainedConfig)
-            and part.model_type in transformers.MODEL_MAPPING._model_mapping
-        ):
-            found.append((name, part))
-    return found or [("", config)]
+def _parts(config: PretrainedConfig) -> tuple[list[tuple[str, PretrainedConfig]], list[str]]:
+    """The models inside a model (text_config, vision_config), or itself; and the names of those inside that
+    cannot be built by themselves."""
+    inner = ((name, getattr(config, name, None)) for name in getattr(config, "sub_configs", {}))
+    models = [(name, part) for name, part in inner if isinstance(part, PretrainedConfig)]
+    known = transformers.MODEL_MAPPING._model_mapping
+    built = [(name, part) for name, part in models if part.model_type in known]
+    left = [name for name, part in models if part.model_type not in known and _has_layers(part)]
+    return (built, left) if built else ([("", config)], [])
+
+
+def _has_layers(part: PretrainedConfig) -> bool:
+    return any(getattr(part, name, None) for name in NAMES["layers"])
 
 
 def _one(config: PretrainedConfig, name: str) -> tuple[list[tuple[int, Call]], list[Other]]:
