@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,16 +23,8 @@ if TYPE_CHECKING:
     from attnsel.params import AttentionParams
 
 
-_NOT_OF_A_LOG = (
-    "ask-library",
-    "sources",
-    "gpus-per-node",
-    "link-gbs",
-    "network-gbs",
-    "short",
-    "as",
-    "switch",
-)
+_OF_A_MODEL = ("model", "tp-size", "as", "switch")
+"""What says something with --model, of the flags that are this command's own."""
 
 
 Model = Annotated[
@@ -120,21 +112,30 @@ def explain(
     Exit code: 0 a backend was found, 2 bad input, 3 no backend, or a log with nothing known in it.
     """
     form.require_one(short=short)
+    own = {
+        "ask-library": ask_library or cudnn_lib,
+        "sources": sources,
+        "gpus-per-node": gpus_per_node,
+        "link-gbs": link_gbs,
+        "network-gbs": network_gbs,
+        "short": short,
+        "as": as_,
+        "switch": switch,
+        "model": model,
+        "tp-size": tp_size,
+    }
     if from_log is not None:
-        given = (ask_library or cudnn_lib, sources, gpus_per_node, link_gbs, network_gbs, short, as_, switch)
-        for name, value in zip(_NOT_OF_A_LOG, given, strict=True):
-            if value:
-                raise InvalidInput(f"--{name}", None, "says nothing with --from-log")
+        _say_nothing(own, "with --from-log")
         from attnsel.cli.explain_more import explain_log  # whose patterns take longest of all to load
 
         return explain_log(from_log, question, form)
     if model is not None:
+        _say_nothing({name: value for name, value in own.items() if name not in _OF_A_MODEL}, "with --model")
         from attnsel.cli.explain_model import explain_model  # for --model alone
 
         ranks = 1 if tp_size is None else tp_size
         return explain_model(model, question, ranks, asked_of(as_, switch), form)
-    if tp_size is not None:
-        raise InvalidInput("--tp-size", tp_size, "says nothing without --model")
+    _say_nothing({"tp-size": tp_size}, "without --model")
     for name in ("sources",) if sources and (short or form.json) else ():
         raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")
     asked = asked_of(as_, switch)
@@ -160,6 +161,13 @@ def explain(
 
     form.print(document, record)
     return NO_BACKEND if selection.backend is None else FOUND
+
+
+def _say_nothing(flags: Mapping[str, Any], where: str) -> None:
+    """Raises InvalidInput for the first of these that is given."""
+    for name, value in flags.items():
+        if value is not None and value is not False:
+            raise InvalidInput(f"--{name}", None, f"says nothing {where}")
 
 
 def idle(p: AttentionParams, stated: Set[str]) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from attention_function import Layer, qkv, reference
 from attnsel import InvalidInput
 
 SEEN = torch.ones(4, 4, dtype=torch.bool).tril()
@@ -21,25 +22,11 @@ def _transformers() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
 
 
-class Layer(torch.nn.Module):
-    is_causal = True
-
-
 def attended(mask: Any, **more: Any) -> torch.Tensor:
     from attnsel.integrations.transformers import attention_forward
 
     out, _ = attention_forward(Layer(), *qkv(), mask, **more)
     return out
-
-
-def qkv() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    return [torch.randn(2, 2, 4, 16, generator=generator) for _ in range(3)]
-
-
-def reference(added: torch.Tensor) -> torch.Tensor:
-    q, k, v = qkv()
-    return ((q @ k.transpose(-1, -2) / 4 + added).softmax(-1) @ v).transpose(1, 2)
 
 
 def hidden(seen: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ def preset(name: str) -> Mapping[str, Any]:
     known = presets()
     if key not in known:
         meant = near(key, known)
-        also = f"did you mean {meant[0]}? " if meant else ""
+        also = "" if meant is None else f"did you mean {meant}? "
         raise InvalidInput(
             "--model", name, f"is no file, no folder and no preset; {also}presets: {', '.join(known)}"
         )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from attention_function import Layer, qkv, reference
 from attnsel import InvalidInput
 from attnsel.f_sdpa import function
 from attnsel.f_sdpa import shim as f_sdpa_shim
@@ -191,24 +192,10 @@ def test_what_a_layer_gets_as_its_mask(hf, monkeypatch):
 # ---- the attention function ------------------------------------------------------------------------------
 
 
-class Layer(torch.nn.Module):
-    is_causal = True
-
-
 def attention_forward(*given: Any, **more: Any) -> Any:
     from attnsel.integrations import transformers
 
     return transformers.attention_forward(*given, **more)
-
-
-def qkv() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    return [torch.randn(2, 2, 4, 16, generator=generator) for _ in range(3)]
-
-
-def reference(added: torch.Tensor) -> torch.Tensor:
-    q, k, v = qkv()
-    return ((q @ k.transpose(-1, -2) / 4 + added).softmax(-1) @ v).transpose(1, 2)
 
 
 def test_a_floating_mask_is_added_and_a_two_dimensional_one_is_padding():

@@ -68,12 +68,3 @@ def test_the_answer_as_json(capsys) -> None:
     assert windows["decode", 128]["params"]["num_gqa_groups"] == 1
     assert windows["prefill", 128]["sinks"]
     assert windows["prefill", None]["kv_heads"] == 8
-
-
-REFUSED = ("llama-3-8b --head-dim-qk 64", "llama-9", "llama-3-8b --tp-size 7", "llama-3-8b --tp-size 0")
-
-
-@each("flags", REFUSED)
-def test_what_a_model_decides_is_not_asked(flags, capsys) -> None:
-    assert main(["explain", "--gpu", "H100", "--model", *flags.split()]) == 2
-    assert capsys.readouterr().err.startswith(f"attnsel: {' '.join(['--model', *flags.split()][-2:])}: ")
