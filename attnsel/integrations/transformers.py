@@ -25,6 +25,7 @@ from transformers import masking_utils
 from attnsel.errors import InvalidInput
 from attnsel.functional import attention
 from attnsel.runtime.call import constant_when_traced
+from attnsel.runtime.mask_functions import Pattern, read_pattern
 
 # --------------------------------------------------------------------------------------------------------
 # transformers' visibility as a few lengths instead of a [b, 1, s, s] tensor, where lengths can express it.
@@ -121,19 +122,6 @@ _HANDED_ON = frozenset(
 )
 
 
-class Pattern(NamedTuple):
-    """A recognised mask function."""
-
-    causal: bool = False
-    left: int = -1  # how far back, and ahead, a row sees; -1 no bound
-    right: int = -1
-    sequences: Tensor | None = None  # [b, s]: equal numbers see each other
-
-    @property
-    def window(self) -> tuple[int, int] | None:
-        return None if self.left == self.right == -1 else (self.left, self.right)
-
-
 def visible(
     *,
     kv_length: int,
@@ -221,6 +209,8 @@ def as_lengths(pattern: Pattern, padding: Tensor | None, seqlen_q: int, seqlen_k
     right = -1 if pattern.right >= seqlen_kv - 1 else pattern.right
     window = None if left == right == -1 else (left, right)
     dense = Visible(pattern.causal, window, seqlen_q, seqlen_kv)
+    if pattern.chunk:
+        return None
     if pattern.sequences is not None:
         return None if padding is not None else _as_sequences(dense, pattern)
     return dense if padding is None else _padded(dense, pattern, padding)
@@ -290,51 +280,6 @@ def _key_padding(attention_mask: Tensor, kv_length: int, kv_offset: int) -> Tens
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
     return attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
-
-
-# ---- recognition -----------------------------------------------------------------------------------------
-
-
-def read_pattern(mask_function: Callable[..., Any]) -> Pattern | None:
-    """The pattern of a mask function, None for one that is not known."""
-    if torch.compiler.is_compiling():  # closures cannot be traced; a mask can
-        return Pattern(causal=True) if mask_function is masking_utils.causal_mask_function else None
-    pattern = Pattern()
-    for part in _conjuncts(mask_function):
-        held = _closure_of(part)
-        maker = getattr(part, "__qualname__", "").partition(".")[0]
-        if part is masking_utils.causal_mask_function:
-            pattern = pattern._replace(causal=True)
-        elif part is getattr(masking_utils, "bidirectional_mask_function", None):
-            pass
-        elif maker == "sliding_window_overlay" and set(held) == {"sliding_window"}:
-            pattern = pattern._replace(left=int(held["sliding_window"]) - 1)
-        elif maker == "sliding_window_bidirectional_overlay" and set(held) == {"sliding_window"}:
-            pattern = pattern._replace(left=int(held["sliding_window"]), right=int(held["sliding_window"]))
-        elif maker == "packed_sequence_mask_function" and set(held) == {"packed_sequence_mask"}:
-            pattern = pattern._replace(sequences=held["packed_sequence_mask"])
-        else:
-            return None
-    return pattern
-
-
-def _conjuncts(mask_function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    held = _closure_of(mask_function)
-    name = getattr(mask_function, "__qualname__", "")
-    if name == "and_masks.<locals>.and_mask" and "mask_functions" in held:
-        return [part for each in held["mask_functions"] for part in _conjuncts(each)]
-    if name == "remap_positions_for_packed_sequence.<locals>.inner_mask" and "mask_function" in held:
-        return _conjuncts(held["mask_function"])  # distances inside a packed sequence are unchanged
-    return [mask_function]
-
-
-def _closure_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The variables of a closure, by name; none unless it was made in transformers' masking_utils."""
-    if getattr(function, "__module__", None) != masking_utils.__name__:
-        return {}
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    cells = getattr(function, "__closure__", None) or ()
-    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
 # Arguments that models pass to every attention function and that do not change attention.

@@ -23,6 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from attnsel.diagnose.models.calls import Attn, Call, Layers, Mask, Other, Stack, grouped
 from attnsel.diagnose.models.other import Kind, other_layer
 from attnsel.diagnose.models.table import NAMES
+from attnsel.runtime.mask_functions import Pattern, read_pattern
 
 _NAME = "attnsel_recorder"
 _LENGTH, _ENCODED = 48, 80
@@ -223,7 +224,7 @@ class _Recorder:
             softcap=float(rest.get("softcap") or 0.0),
             sinks=rest.get("s_aux") is not None,
             bias=any("bias" in name and rest[name] is not None for name in rest),
-            mask="tensor" if seen.unknown else made,
+            mask="tensor" if seen.unknown or seen.chunk else made,
         )
         self.calls.append((_layer(module, path), call))
 
@@ -307,61 +308,18 @@ def _others(model: nn.Module, recorder: _Recorder) -> list[Other]:
     return [Other(tuple(sorted(layers)), stack, *kind) for (stack, kind), layers in found.items()]
 
 
-# ---- what a mask lets through -------------------------------------------------------------------------
-
-_FAR = 1 << 22
-"""A query so far into the sequence that no window reaches back to its beginning."""
-
-
 def _mask(
     *, kv_length: int, mask_function: Any = None, batch_size: int = 1, q_length: int = 0, **rest: Any
 ) -> Tensor:
     """In the place of transformers' mask makers: a mask without values, which knows what it would show."""
     rows = q_length or len(rest.get("cache_position", (0,)))
     made = torch.empty(batch_size, 1, rows, kv_length, dtype=torch.bool, device="meta")
-    made.attnsel_seen = _seen(mask_function)  # type: ignore[attr-defined]
+    made.attnsel_seen = _seen(read_pattern(mask_function))  # type: ignore[attr-defined]
     return made
 
 
-def _seen(mask_function: Callable[..., Any]) -> _Seen:
-    """The pattern of a mask function, found by asking it about single positions."""
-
-    def sees(query: int, key: int) -> bool:
-        with torch.device("cpu"):
-            return bool(mask_function(*map(torch.tensor, (0, 0, query, key))))
-
-    def reach(query: int, step: int, most: int) -> int | None:
-        """How many keys beside its own a query sees in one direction; None where it sees ``most``."""
-        if sees(query, query + step * most):
-            return None
-        low, high = 0, most
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if sees(query, query + step * middle) else (low, middle)
-        return low
-
-    try:
-        left, next_left = (reach(query, -1, query) for query in (_FAR + 5, _FAR + 6))
-        right = reach(_FAR, 1, _FAR)
-    except (RuntimeError, IndexError, TypeError):  # it reads tensors, which have no values here
-        return _seen_of_chunks(mask_function)
-    causal = right == 0
-    if left is not None and next_left == left + 1:
-        return _seen_of_chunks(mask_function)
-    return _Seen(causal, left, None if causal else right, unknown=False)
-
-
-def _seen_of_chunks(mask_function: Callable[..., Any]) -> _Seen:
-    """A mask whose function closes over a chunk's size (chunked_overlay); otherwise unknown."""
-    pending, sizes = [mask_function], set()
-    while pending:
-        function = pending.pop()
-        for cell in getattr(function, "__closure__", None) or ():
-            held = cell.cell_contents
-            if callable(held):
-                pending.append(held)
-            elif isinstance(held, (tuple, list)):
-                pending += [each for each in held if callable(each)]
-            elif isinstance(held, int) and "chunk" in getattr(function, "__qualname__", ""):
-                sizes.add(held)
-    return _Seen(causal=True, chunk=sizes.pop() if len(sizes) == 1 else None, unknown=not sizes)
+def _seen(pattern: Pattern | None) -> _Seen:
+    if pattern is None:
+        return _Seen(causal=True, unknown=True)
+    left, right = (None if side == -1 else side for side in (pattern.left, pattern.right))
+    return _Seen(pattern.causal, left, right, pattern.chunk or None)
