@@ -9,6 +9,8 @@ the card tells which kernel PyTorch chooses; the call itself, whether it raises.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import random
 import re
 import sys
@@ -16,6 +18,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -34,7 +37,7 @@ NAMES = {
     SDPBackend.CUDNN_ATTENTION: "cudnn",
     SDPBackend.ERROR: "none",
 }
-NOTHING_LEFT = re.compile("No (available kernel|viable backend)")
+NOTHING_LEFT = re.compile("No (available kernel|viable backend)|Invalid backend")
 BYTES = 2 << 30  # of one tensor at most
 
 
@@ -71,7 +74,7 @@ def switched(c: Case) -> Iterator[None]:
     cuda = torch.backends.cuda
     turn = {"flash": cuda.enable_flash_sdp, "mem_efficient": cuda.enable_mem_efficient_sdp}
     turn |= {"math": cuda.enable_math_sdp, "cudnn": cuda.enable_cudnn_sdp}
-    torch.use_deterministic_algorithms(c.deterministic, warn_only=True)
+    torch.use_deterministic_algorithms(c.deterministic)
     for name in c.off:
         turn[name](False)
     try:
@@ -116,52 +119,63 @@ def runs(c: Case) -> str:
     return ""
 
 
+def ask(count: int, seed: int, first: int, until: float) -> int:
+    """Asks from the ``first`` question on; the number of the next one where a fault ended CUDA's context, or
+    else ``count``. Prints contradictions as they come, and what was counted at the end."""
+    warnings.simplefilter("ignore")
+    found = torch.__version__.split("+")[0]
+    release = max(one for one in RELEASES if one <= tuple(map(int, found.split("."))))
+    env = Environment.detect()
+    pick = random.Random(f"{seed} {release}")
+    counted = Counter[str]()
+    for number in range(count):
+        c = drawn(release, pick)._replace(env=(), impl="FA2")
+        largest = max(c.b * c.h * c.s_q, c.b * c.groups * c.s_kv) * max(c.d, c.e) * c.step
+        if number < first:
+            continue
+        if time.monotonic() > until or max(largest, c.b * c.h * c.s_q * c.s_kv) * 8 > BYTES:
+            counted["left out: too large, or no time"] += 1
+            continue
+        said, raises, chosen = asked(c, env)
+        counted[f"chosen: {chosen}"] += 1
+        if said != chosen:
+            print(f"says {said}, PyTorch chose {chosen}: {c}", flush=True)
+            continue
+        error = runs(c)
+        counted["raised as foretold" if error and raises else "called"] += 1
+        if bool(error) != (bool(raises) or chosen == "none"):
+            print(f"{chosen}: says {raises or 'it runs'}, the call: {error or 'runs'}: {c}", flush=True)
+        if error and not alive():
+            print("after which nothing runs in this process", counted, flush=True)
+            return number + 1
+    print(counted, flush=True)
+    return count
+
+
+def alive() -> bool:
+    """Whether CUDA still works here: after a fault in a kernel no call of the process does."""
+    try:
+        torch.zeros(1, device="cuda").add_(1).item()
+    except RuntimeError:
+        return False
+    return True
+
+
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--count", type=int, default=2000)
     options.add_argument("--seed", type=int, default=11)
     options.add_argument("--seconds", type=float, default=60)
     given = options.parse_args()
-    warnings.simplefilter("ignore")
-    found = torch.__version__.split("+")[0]
-    release = max(one for one in RELEASES if one <= tuple(map(int, found.split("."))))
-    env = Environment.detect()
-    pick = random.Random(f"{given.seed} {release}")
+    print(f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}", flush=True)
     until = time.monotonic() + given.seconds
-    asked_of, contradictions, raised = Counter[str](), [], Counter[str]()
-    for _ in range(given.count):
-        c = drawn(release, pick)._replace(env=(), impl="FA2")
-        largest = max(c.b * c.h * c.s_q, c.b * c.groups * c.s_kv) * max(c.d, c.e) * c.step
-        scores = c.b * c.h * c.s_q * c.s_kv
-        if time.monotonic() > until or max(largest, scores) * 8 > BYTES:
-            asked_of["too large, or over time"] += 1
-            continue
-        try:
-            said, raises, chosen = asked(c, env)
-        except RuntimeError as error:
-            asked_of["not made"] += 1
-            print("not made:", str(error).splitlines()[0], c)
-            continue
-        asked_of[f"chosen: {chosen}"] += 1
-        if said != chosen:
-            contradictions.append(f"says {said}, PyTorch chose {chosen}: {c}")
-            continue
-        error = runs(c)
-        if error and "out of memory" in error:
-            asked_of["out of memory"] += 1
-            torch.cuda.empty_cache()
-        elif bool(error) != (bool(raises) or chosen == "none"):
-            contradictions.append(f"{chosen}: says {raises or 'it runs'}, the call: {error or 'runs'}: {c}")
-        elif error:
-            raised[error[:100]] += 1
-    print(
-        f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, {torch.cuda.get_device_name()}"
-    )
-    print(dict(asked_of))
-    print("raised as foretold:", dict(raised))
-    print("\n".join(contradictions) or "no contradiction")
-    return 1 if contradictions else 0
+    first, processes = 0, multiprocessing.get_context("spawn")
+    while first < given.count and time.monotonic() < until:
+        with ProcessPoolExecutor(1, mp_context=processes) as pool:
+            first = pool.submit(ask, given.count, given.seed, first, until).result()
+    return 0
 
 
 if __name__ == "__main__":
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what deterministic matrix products ask for
     sys.exit(main())
