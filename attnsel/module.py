@@ -206,8 +206,8 @@ class DotProductAttention(nn.Module):
 
         query_layer: [s, b, h, d], [b, s, h, d] or [t, h, d]. The result is [..., h * e] with the query's
         leading dimensions; with return_max_logit the pair (result, [h]). Padded rows may hold anything, NaN
-        included: it reaches no other row and no gradient; their output is 0 (on cudnn unproven:
-        docs/how-to/run.md).
+        included: it reaches no other row and no gradient; their output is 0 (on cudnn they must
+        be finite: docs/how-to/run.md).
 
         qkv_layer: one buffer instead of the three, [.., 3, h, d], or [.., h, 3, d] with qkv_interleave_dim
         -2; kv_layer: the same for keys and values, [.., 2, g, d] or [.., g, 2, d]. They are read where they

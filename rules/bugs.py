@@ -20,6 +20,7 @@ rule = rules_about("cudnn", evidence="reported")
 CUDNN_KERNELS = running("cudnn")
 HOPPER = frozenset({90})
 BLACKWELL = range(100, 110)
+_ROW_BIAS = {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_shape": "111s"}
 PACKED = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
 
 
@@ -311,6 +312,26 @@ def rows_between_16_bytes(p: AttentionParams, env: Environment) -> Violation | N
         if spec is not None and not spec.steps_by(width):
             return Violation(f"tensors.{name}", spec.stride, FreeText("contiguous: steps of whole 16 bytes"))
     return None
+
+
+@rule(
+    "BUG015",
+    evidence="measured",
+    requires={"is_training": OneOf(False)},
+    fires_on={"is_training": True, **_ROW_BIAS},
+    passes={"is_training": False, **_ROW_BIAS},
+)
+def gradients_of_a_row_of_bias(p: AttentionParams, env: Environment) -> bool:
+    """cuDNN's backward is wrong where one row of bias serves all queries (111s)
+
+    Why: libcudnn plans it, and gives gradients of q, k, v and of the bias that are off by their own size, or
+    an illegal access that ends the process's CUDA context; the forward is right. Shapes that span queries and
+    keys are right in both.
+    Fix: expand the bias to 11ss (attnsel sums its gradient over the queries), or triton.
+    Source: tests/gpu on an H200, cuDNN 9.19.0, frontend 1.28.0, 2026-11-26: bf16 and fp16, d 64 and 128, with
+    and without the bias's own gradient; cudnn-frontend's documentation lists no such shape for dBias.
+    """
+    return p.has_bias and p.core_attention_bias_shape == "111s"
 
 
 # PyTorch.

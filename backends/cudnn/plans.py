@@ -115,7 +115,8 @@ class _Lent:
                 self.handle = cudnn.create_handle()
 
     def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None:
+        # No list any more: the interpreter is ending.
+        if getattr(self, "handle", None) is not None and _free is not None:
             _free[self.index].append((self.handle, self.stream))  # atomic: no lock in a finaliser
 
 

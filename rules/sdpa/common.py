@@ -338,12 +338,14 @@ def last_dimension_contiguous(p: AttentionParams, env: Environment) -> Violation
 def sixteen_byte_rows(p: AttentionParams, env: Environment) -> Violation | None:
     """q, k and v must start, and step, at multiples of 16 bytes on CUDA
 
-    Why: FlashAttention 2, CUTLASS and cuDNN load 128 bits at a time. A misaligned address loses the CUDA
-    context; F.sdpa checks it for the memory-efficient kernel alone, from 2.13 on, and there the address only.
+    Why: FlashAttention 2, CUTLASS and cuDNN load 128 bits at a time. On an H200 with torch 2.11 and cuDNN
+    9.19 a misaligned address loses the CUDA context in flash, raises in the memory-efficient kernel (from a
+    multiple of 8 bytes on it loses the context too), and gives wrong numbers without a word in cuDNN. F.sdpa
+    checks it for the memory-efficient kernel alone, from 2.13 on, and there the address only.
     Fix: attnsel copies the tensor (adaptation "contiguous"). A view that begins in the middle of a row of
     heads, or a row length that is no multiple of 8 half-precision numbers, is the usual cause.
     Source: TORCH_CHECK "not correctly aligned" in torch 2.13 kernel_forward.h; storage-offset check in C;
-    cudnn-frontend 1.32 sdpa_support_surface.h, line 35.
+    cudnn-frontend 1.32 sdpa_support_surface.h, line 35; measured, tests/proof/f_sdpa_on_card.py.
     """
     tensors, size = p.tensors, ITEMSIZE[p.dtype]
     if tensors.q is tensors.k is tensors.v is None or p.head_dim_qk * size % VECTOR:

@@ -97,7 +97,7 @@ def asked(c: Case, env: Environment) -> tuple[str, str, str]:
     made, rest = tensors(c)
     with switched(c):
         try:
-            chosen = torch._fused_sdp_choice(*made.values(), **rest)  # type: ignore[arg-type]
+            chosen = torch._fused_sdp_choice(*made.values(), **rest)
         except RuntimeError as error:
             if NOTHING_LEFT.search(str(error)):
                 return said, raises, "none"
@@ -110,7 +110,7 @@ def runs(c: Case) -> str:
     made, rest = tensors(c)
     with switched(c):
         try:
-            out = torch.nn.functional.scaled_dot_product_attention(*made.values(), **rest)  # type: ignore[arg-type]
+            out = torch.nn.functional.scaled_dot_product_attention(*made.values(), **rest)
             if c.grad:
                 out.sum().backward()
             torch.cuda.synchronize()

@@ -19,6 +19,7 @@ FEATURES = [
     if not {"attn_mask", "alibi_slopes"} & case.tensors.keys()
     and not {"softcap", "q_offset", "kv_offset", "dropout_p"} & case.spec.keys()
     and "head_dim" not in case.name
+    and case.name != "bias broadcast over queries"  # wrong gradients on a card: BUG015
 ] + [
     ALIBI,
     packed("window", {"window_left": 3, "window_right": 0}),

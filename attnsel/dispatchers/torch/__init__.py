@@ -19,7 +19,7 @@ from attnsel.environment import Environment, require_known_torch
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, TensorSpec
-from attnsel.rules.sdpa.common import window_hides
+from attnsel.rules.sdpa.common import VECTOR, window_hides
 from attnsel.rules.sdpa.platforms import EXPERIMENTAL
 from attnsel.selection.evaluate import findings
 from attnsel.selection.f_sdpa import SdpaOrder, sdpa_order
@@ -234,11 +234,18 @@ _CANNOT_BROADCAST = ("SDPA015", "SDPA016")
 """Rules about masks that F.sdpa raises for, whichever kernel it takes."""
 
 _RAISES = {
-    "flash": ("SDPA120", "SDPA121"),
+    "flash": ("SDPA109", "SDPA120", "SDPA121"),
     "mem_efficient": ("SDPA206",),
+    "cudnn": ("SDPA327",),
     "math": ("SDPA003", "SDPA710"),
 }
 """Rules that the chooser does not have and the kernel does: it is taken, and raises."""
+
+_ON_CARD = "measured on an H200, torch 2.11.0, cuDNN 9.19.0 (tests/proof/f_sdpa_on_card.py)"
+_CHECKED_STEP = (
+    8  # bytes; the kernel itself compares addresses with those of the narrowest load it was built for
+)
+_LOST = "CUDA error: misaligned address, after which nothing runs on the GPU in this process"
 
 _DONE_BY_F_SDPA = {"SDPA003", "SDPA111", "SDPA204", "SDPA806", "SDPA108", "SDPA401"}
 """Rules about a call of the op itself, which F.sdpa answers (it pads, FA3 behind flash takes FP8), or which
@@ -333,6 +340,10 @@ def _known_bugs(outcome: _Outcome, asked: CheckInput) -> tuple[Refusal, ...]:
         where = "scaled_dot_product_attention, v2.4.0 attention.cpp, line 668"
         text = "Before PyTorch 2.5 F.sdpa calls cuDNN without the mask it is given"
         return (Refusal(text, where, "SDPA720"),) if asked.mask is not None else ()
+    misaligned = _misaligned(outcome.chosen, asked)
+    if outcome.chosen.name == "cudnn" and misaligned is not None:
+        text = f"cuDNN is wrong, and says nothing, where the {misaligned[0]} begins between 16 bytes"
+        return (*found, Refusal(text, _ON_CARD, "SDPA021"))
     return found
 
 
@@ -400,6 +411,15 @@ def _raised(chosen: _Kernel, asked: CheckInput) -> Refusal | None:
         if reason is not None and not reason.unknown:
             return _error_of(chosen, reason.message, reason.source, code)
     p, mask = asked.p, asked.mask
+    misaligned = _misaligned(chosen, asked)
+    if misaligned is not None and chosen.name in ("flash", "mem_efficient"):
+        name, step = misaligned
+        checked = chosen.name == "mem_efficient" and step < _CHECKED_STEP
+        text = f"p.{name}_ptr is not correctly aligned" if checked else _LOST
+        return _error_of(chosen, text, _ON_CARD, "SDPA021")
+    if chosen.name == "cudnn" and mask is not None and mask.shape[-1:] == (1,) and p.max_seqlen_kv > 1:
+        text = f"attn_mask ends in 1, which cuDNN reads as {p.max_seqlen_kv}: {_LOST}"
+        return _error_of(chosen, text, _ON_CARD)
     if chosen.name != "math":
         return None
     where = "_scaled_dot_product_attention_math, attention.cpp; measured on CPU, torch 2.13"
@@ -409,6 +429,18 @@ def _raised(chosen: _Kernel, asked: CheckInput) -> Refusal | None:
         sizes = f"the size of tensor a ({p.num_heads}) must match the size of tensor b ({p.num_gqa_groups})"
         place = 1 if p.tensors.rank == 4 else 0
         return _error_of(chosen, f"{sizes} at non-singleton dimension {place}; set enable_gqa", where)
+    return None
+
+
+def _misaligned(kernel: _Kernel, asked: CheckInput) -> tuple[str, int] | None:
+    """The first of q, k and v that begins between 16 bytes, and the bytes that it begins at a multiple of.
+    None too where the release's chooser looks at it."""
+    if "SDPA021" not in kernel.beside:
+        return None
+    tensors = asked.p.tensors
+    for name, spec in (("query", tensors.q), ("key", tensors.k), ("value", tensors.v)):
+        if spec is not None and spec.alignment < VECTOR:
+            return name, spec.alignment
     return None
 
 
@@ -473,7 +505,8 @@ def _notes(chosen: _Kernel | None, order: SdpaOrder, asked: CheckInput) -> list[
         notes.append(
             "TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1: one plan serves many lengths where there is no mask"
         )
-    known = {*_DONE_BY_F_SDPA, *_RAISES.get(chosen.name, ()), *_CANNOT_BROADCAST}
+    said = {"SDPA021"} if _misaligned(chosen, asked) is not None else set()
+    known = {*_DONE_BY_F_SDPA, *_RAISES.get(chosen.name, ()), *_CANNOT_BROADCAST, *said}
     for code, reason in chosen.beside.items():
         if code.startswith(("SDPA", "BUG")) and code not in known:
             doubt = "not known" if reason.unknown else "F.sdpa does not look at it"
