@@ -22,7 +22,7 @@ from attnsel.runtime.call import (
     is_causal_bias,
 )
 from attnsel.runtime.dispatch import any_autocast, attend, attend_again, autocast
-from attnsel.runtime.refusals import is_transformed
+from attnsel.backends.checks import is_transformed
 from attnsel.settings import current
 
 # --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from attnsel.errors import InvalidInput
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, known_to_be_trivial, misaligned
 from attnsel.runtime.inputs import lengths_read, params_of
-from attnsel.runtime.refusals import is_transformed
+from attnsel.backends.checks import is_transformed
 
 if TYPE_CHECKING:
     from attnsel.runtime.bind import Bound
