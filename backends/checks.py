@@ -7,12 +7,15 @@ would read, or write, other memory.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attnsel.backends.contract import Inputs, Result, Spec
 
@@ -178,6 +181,34 @@ def is_default(slopes: Tensor) -> bool:
 
 def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def is_transformed() -> bool:
+    """Whether a transform (vmap, jvp, torch.func.grad) sees the operators now: what a kernel refuses then
+    says nothing about plain calls, and what is launched on addresses alone would miss it."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def made_current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """``torch.cuda.device``, which takes microseconds, where another one is current."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return _AS_IT_IS
+    return torch.cuda.device(device)
+
+
+_AS_IT_IS = contextlib.nullcontext()
+
+# As Triton and torch.compile ask for it: the stream's number alone, without an object around it.
+_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def stream_of(device: torch.device) -> int:
+    """The current stream of a CUDA device, as the driver knows it; 0 where the device is a stand-in."""
+    if device.type != "cuda":
+        return 0
+    if _raw_stream is None or device.index is None:
+        return torch.cuda.current_stream(device).cuda_stream
+    return _raw_stream(device.index)
 
 
 _MARK = "_attnsel_default_slopes"

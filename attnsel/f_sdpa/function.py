@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from attnsel import debug
+from attnsel.backends.checks import is_transformed
 from attnsel.errors import InvalidInput, NoBackendError
 from attnsel.policy import Policy
 from attnsel.runtime.call import (
@@ -22,7 +23,6 @@ from attnsel.runtime.call import (
     is_causal_bias,
 )
 from attnsel.runtime.dispatch import any_autocast, attend, attend_again, autocast
-from attnsel.runtime.refusals import is_transformed
 from attnsel.settings import current
 
 # --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import default_slopes
+from attnsel.backends.checks import default_slopes, is_transformed
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import Selection
@@ -148,26 +148,31 @@ def bind_gradients(selection: Selection, call: Call) -> RunGradients:
 
 def prepare(binding: Binding, call: Call) -> None:
     """Get the kernel ready for a call that is as the kernel wants it. Raises CannotPrepare."""
-    if binding.kernel.prepare is None:
-        return
+    if binding.kernel.prepare is not None:
+        prepare_kernel(binding.kernel, binding.spec, _example(binding, call))
+
+
+def _example(binding: Binding, call: Call) -> Inputs:
+    """What the kernel will get for calls like this one, with a seed that stands for any other.
+
+    Nothing is drawn here: checkpointing expects the first call to draw what a repeated one does.
+    """
     if binding.spec.dropout_p and call.extras.dropout_seed is None:
-        # Nothing is drawn here: checkpointing expects the first call to draw what a repeated one does.
         seed = torch.zeros((), dtype=torch.int64, device=call.q.device)
         call = call._replace(extras=call.extras._replace(dropout_seed=seed))
-    prepare_kernel(binding.kernel, binding.spec, binding.gather(call))
+    return binding.gather(call)
 
 
 def _bind(binding: Binding, call: Call) -> tuple[Run, Plain | None, Beside | None]:
     """``bind`` for a call that is as the kernel wants it."""
     kernel, config = binding.kernel, binding.config
-    if kernel.bind is None or config.return_lse or config.return_max_logit:
-        prepare(binding, call)
-        return _through_contract(binding), None, None
-    example = binding.gather(call)
-    op: Callable[..., Tensor] | None = refusing(kernel.bind, binding.spec, example)
+    example = _example(binding, call)
+    op: Callable[..., Tensor] | None = None
+    if kernel.bind is not None and not (config.return_lse or config.return_max_logit):
+        op = refusing(kernel.bind, binding.spec, example)
     if op is None or binding.spec.packed or call.paged:
-        prepare(binding, call)
-        return _through_contract(binding), None, None
+        prepare_kernel(kernel, binding.spec, example)
+        return _through_contract(binding, example), None, None
     finish = _finish(config, example)
     if not any(t is not None for t in _others(example)):
         plain = _plain(config, op, finish)
@@ -224,12 +229,21 @@ def _others(i: Inputs) -> tuple[Tensor | None, ...]:
     return i.attn_mask, i.bias, i.alibi_slopes, i.seqlens_q, i.seqlens_kv
 
 
-def _through_contract(binding: Binding) -> Run:
-    """Our own autograd around the kernel's forward and backward; the way to lse and max_logit too."""
+def _through_contract(binding: Binding, example: Inputs) -> Run:
+    """Our own autograd around the kernel's forward and backward; the way to lse and max_logit too.
+
+    Where nothing is recorded, as for no call like the example, the forward alone: an autograd function costs
+    more than what a small forward leaves to do on the host.
+    """
     kernel, spec, gather, config = binding.kernel, binding.spec, binding.gather, binding.config
+    recorded = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in example)
+    finish = _finish(config, example)
 
     def run(call: Call) -> Any:
         inputs = gather(call)
+        if not recorded and not is_transformed():
+            out, lse, max_logit = kernel.forward(spec, inputs)[:3]
+            return config.results(finish(out), lse, max_logit)
         out, lse, max_logit = Attend.apply(
             KernelCall(binding.name, kernel, spec, inputs),
             inputs.q,
@@ -238,7 +252,7 @@ def _through_contract(binding: Binding) -> Run:
             inputs.bias,
             inputs.softmax_offset,
         )
-        return config.results(_finish(config, inputs)(out), lse, max_logit)
+        return config.results(finish(out), lse, max_logit)
 
     return run
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attnsel import debug
+from attnsel.backends.checks import is_transformed
 from attnsel.backends.contract import Grads
 from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import Selection, select
@@ -36,7 +37,7 @@ from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, needs_grad
 from attnsel.runtime.inputs import params_of
 from attnsel.runtime.leave_replay import leave_nothing_runs, leave_refusals
 from attnsel.runtime.mistakes import suspicions_of
-from attnsel.runtime.refusals import evidence, forget, is_refusal, is_transformed, record_refusals, refusal_of
+from attnsel.runtime.refusals import evidence, forget, is_refusal, record_refusals, refusal_of
 from attnsel.runtime.signature import CallCache, guard_of, signature_of
 from attnsel.settings import Settings, current, override
 from attnsel.verdicts.reasons import Evidence, Refusal

@@ -137,9 +137,9 @@ class Kernel(NamedTuple):
     """A candidate's functions (attnsel/backends/contract.py).
 
     ``prepare`` raises where a forward or the backward that follows would, and runs nothing. ``bind`` gives a
-    call that PyTorch differentiates itself: ``call(q, k, v, attn_mask, bias, alibi_slopes, seqlens_q,
-    seqlens_kv) -> out``; without one, or where it gives None, autograd is wrapped around forward and
-    backward.
+    call that PyTorch differentiates itself, or, without ``need_grad``, one that raises RuntimeError where a
+    transform would want derivatives: ``call(q, k, v, attn_mask, bias, alibi_slopes, seqlens_q, seqlens_kv)
+    -> out``; without one, or where it gives None, autograd is wrapped around forward and backward.
     """
 
     forward: Callable[[Spec, Inputs], Result]

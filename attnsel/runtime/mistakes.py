@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnsel.backends.checks import is_transformed
 from attnsel.debug import Suspicion
 from attnsel.decision import Selection
 from attnsel.params import AttentionParams
 from attnsel.rules.api import REGISTRY
 from attnsel.runtime.call import Call
 from attnsel.runtime.inputs import real_lengths
-from attnsel.runtime.refusals import is_transformed
 
 _INVERTED = "{}. True means masked out here, as in TransformerEngine, and visible in F.sdpa: {}"
 _INSTEAD = "attn_mask=mask, or attention_mask=~mask"

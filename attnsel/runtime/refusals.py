@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from attnsel import debug
 from attnsel.backends.registry import CANDIDATES
@@ -89,12 +88,6 @@ def _is_of_a_hook(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
-
-
-def is_transformed() -> bool:
-    """Whether a transform (vmap, jvp, torch.func.grad) sees the operators now: what a kernel refuses then
-    says nothing about plain calls."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _of_the_library(name: str) -> tuple[type[BaseException], ...]:

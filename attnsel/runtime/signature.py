@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from attnsel.backends.checks import is_transformed
 from attnsel.errors import InvalidInput
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, known_to_be_trivial, misaligned
 from attnsel.runtime.inputs import lengths_read, params_of
-from attnsel.runtime.refusals import is_transformed
 
 if TYPE_CHECKING:
     from attnsel.runtime.bind import Bound

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import threading
+from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import capturing
+from attnsel.backends.checks import capturing, stream_of
 from attnsel.backends.cudnn.build import backend_only, check, declare, workspace_bounded
 from attnsel.backends.cudnn.candidate import refusal
 from attnsel.backends.cudnn.graph import Graph
@@ -60,7 +61,7 @@ def current(device: torch.device) -> Session:
     kept = _mine.handles.get(index)
     if kept is None:
         kept = _mine.handles[index] = _Lent(cudnn, index)
-    stream = torch.cuda.current_stream(device).cuda_stream
+    stream = stream_of(device)
     if stream != kept.stream:
         # cudnnSetStream asks the driver several questions: 2.4 us a call on Blackwell.
         cudnn.set_stream(handle=kept.handle, stream=stream)
@@ -184,6 +185,8 @@ class ExecutionPlan(NamedTuple):
     graph: Graph
     made: Any  # the frontend's graph
     workspace: int
+    names: tuple[tuple[int, str], ...]  # uids and names of all buffers, by uid
+    launch: Callable[[int, int, int, int], None] | None = None  # see _by_address
 
     def run(self, session: Session, buffers: Mapping[str, Tensor]) -> None:
         """Launch it on the session's stream. ``buffers``: one tensor for each name in the graph.
@@ -191,12 +194,45 @@ class ExecutionPlan(NamedTuple):
         The workspace comes from PyTorch's allocator, which keeps one pool per stream and, in a CUDA graph,
         per graph. Raises RuntimeError in cuDNN's words.
         """
-        graph = self.graph
-        pack: dict[int, Tensor] = {t.uid: buffers[t.name] for t in graph.inputs}
-        pack.update((t.uid, buffers[t.name]) for t in graph.outputs)
-        pack.update((t.uid, buffers[t.name]) for t in graph.ragged)
-        workspace = torch.empty(max(self.workspace, 1), dtype=torch.uint8, device=session.device)
-        self.made.execute(pack, workspace, handle=session.handle)
+        size = self.workspace
+        if self.launch is None:
+            workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=session.device)
+            pack = {uid: buffers[name] for uid, name in self.names}
+            self.made.execute(pack, workspace, handle=session.handle)
+            return
+        held = torch.empty(size, dtype=torch.uint8, device=session.device) if size else None
+        addresses = array("q", [buffers[name].data_ptr() for _, name in self.names])
+        first, count = addresses.buffer_info()
+        self.launch(first, count, 0 if held is None else held.data_ptr(), session.handle.backend_handle)
+
+
+def ready(graph: Graph, made: Any, workspace: int, session: Session) -> ExecutionPlan:
+    """The plan of a graph that the frontend has built."""
+    tensors, ragged = (*graph.inputs, *graph.outputs), graph.ragged
+    names = sorted([*((t.uid, t.name) for t in tensors), *((t.uid, t.name) for t in ragged)])
+    launch = _by_address(made, [uid for uid, _ in names], session.versions[1])
+    return ExecutionPlan(graph, made, workspace, tuple(names), launch)
+
+
+def _by_address(made: Any, uids: list[int], frontend: str) -> Callable[[int, int, int, int], None] | None:
+    """``launch(addresses, how many, workspace, handle)``, with the address of an array of the buffers' own in
+    the order of ``uids``: what ``execute`` of frontend 1.28 ends in. None where it would not end there.
+
+    Why: ``execute`` looks up the chosen plan and describes each tensor anew at every call, in Python. Before
+    1.28 it only asks each tensor for its address.
+    Source: nvidia-cudnn-frontend 1.28.0, _pygraph.py, ``execute``, ``_normalize``, ``_variant_pack_uids``.
+    """
+    if not frontend.startswith("1.28."):
+        return None
+    try:
+        plan = made._materialize_backend_plan(made._plan_index) if made._plans else None
+        index = -1 if plan is None or plan.cpp_index is None else plan.cpp_index
+        launch = made._lowered_graph._execute_with_raw_ptrs
+        if made.selected_engine is not None or made._data_bindings or made._variant_pack_uids() != uids:
+            return None
+    except (AttributeError, LookupError, TypeError):  # private: it may go, or be something else
+        return None
+    return lambda first, count, workspace, handle: launch(first, count, workspace, handle, index)
 
 
 def build(graph: Graph, session: Session) -> ExecutionPlan:
@@ -211,7 +247,7 @@ def build(graph: Graph, session: Session) -> ExecutionPlan:
             reached.append("build_plans")
             backend_only(made, session.cudnn)
             made.build_plans()
-            return ExecutionPlan(graph, made, int(made.get_workspace_size()))
+            return ready(graph, made, int(made.get_workspace_size()), session)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the bindings raise many types

@@ -6,14 +6,14 @@ documentation defines them, and holds the results against the contract's referen
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import ALIGNMENT, is_default
+from attnsel.backends.checks import ALIGNMENT, is_default, is_transformed, made_current
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.cudnn import graph as graphs
 from attnsel.backends.cudnn import plans as _session
@@ -367,7 +367,7 @@ def prepare(spec: Spec, inputs: Inputs) -> None:
     check(spec, inputs)
     session = _session.current(inputs.q.device)
     found = problem(spec, inputs)
-    with _on(session.device):
+    with made_current(session.device):
         plan_of(found.forward, found.forward_digest, session)
         if found.backward is not None:
             plan_of(found.backward, found.backward_digest, session)
@@ -386,7 +386,7 @@ def forward(spec: Spec, inputs: Inputs) -> Result:
     session = _session.current(inputs.q.device)
     found = problem(spec, inputs)
     call, graph = found.call, found.forward
-    with torch.no_grad(), _on(session.device):
+    with torch.no_grad(), made_current(session.device):
         plan = plan_of(graph, found.forward_digest, session)
         buffers = _shared(call, graph, inputs)
         out = buffers["o"] = buffer_of(call.out, inputs.q)
@@ -397,6 +397,33 @@ def forward(spec: Spec, inputs: Inputs) -> Result:
             buffers[name] = torch.empty((b, h, s_q, 1), dtype=torch.float32, device=session.device)
         plan.run(session, buffers)
         return _result(spec, call, inputs, out, buffers)
+
+
+def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
+    """``forward`` for inference on dense q, k and v alone, with all that calls like this one have in common
+    found out once; None for other calls. Raises as ``prepare`` does.
+
+    Plans are looked up at every call all the same: a thread has a handle of its own, and a CUDA graph pins
+    the plans that it captures.
+    """
+    if spec.need_grad or spec.packed or is_transformed() or any(t is not None for t in inputs[3:]):
+        return None
+    prepare(spec, inputs)
+    found = problem(spec, inputs)
+    call, graph, digest = found.call, found.forward, found.forward_digest
+    if {t.name for t in (*graph.inputs, *graph.outputs)} != {"q", "k", "v", "o"} or _may_be_blind(call):
+        return None
+
+    def bound(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if is_transformed():
+            raise RuntimeError("this call was bound for inference: it has no derivatives")
+        session = _session.current(q.device)
+        with made_current(session.device):
+            out = buffer_of(call.out, q)
+            plan_of(graph, digest, session).run(session, {"q": q, "k": k, "v": v, "o": out})
+        return out
+
+    return bound
 
 
 def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Tensor | None = None) -> Grads:
@@ -413,7 +440,7 @@ def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Ten
     found = problem(spec, inputs)
     call, graph = found.call, found.backward
     assert graph is not None
-    with torch.no_grad(), _on(session.device):
+    with torch.no_grad(), made_current(session.device):
         plan = plan_of(graph, found.backward_digest, session)
         buffers = _shared(call, graph, inputs)
         buffers["o"] = _as_declared(result.out, call.out, inputs.q)
@@ -429,10 +456,6 @@ def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Ten
             buffers["dSink_token"] = torch.zeros_like(buffers["sink_token"])
         plan.run(session, buffers)
         return _grads(call, inputs, buffers)
-
-
-def _on(device: torch.device) -> Any:
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 # ---- on the way in ----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from attnsel.backends.checks import check_gradients
+from attnsel.backends.checks import check_gradients, is_transformed, made_current, stream_of
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.tiled.tiles import empty_like_rows, four_dims
 from attnsel.backends.triton import launch as _launch
@@ -75,8 +75,7 @@ class _Memory(NamedTuple):
 class _Recorded(NamedTuple):
     """One launch without its tensors."""
 
-    kernel: Any  # compiled
-    grid: tuple[int, int, int]
+    launch: Callable[..., Any]  # of the compiled kernel, over its grid
     arguments: tuple[Any, ...]
     slots: tuple[tuple[int, int], ...]  # places among the arguments, and which tensor goes there
 
@@ -97,18 +96,16 @@ def place_for(name: str, spec: Spec, inputs: Inputs, more: tuple[Tensor | None, 
     alike = same_tensor(i.seqlens_q, i.seqlens_kv), same_tensor(i.cu_seqlens_q, i.cu_seqlens_kv)
     wants = i.bias is not None and i.bias.requires_grad
     try:
-        return _place((name, spec, alike, wants, *_signature(inputs), *_signature(more)))
+        return _place((name, spec, alike, wants, *map(_told, inputs), *map(_told, more)))
     except RuntimeError:  # a tensor without strides or memory: whoever checks the call says so
         return []
 
 
-def _signature(values: Iterable[Any]) -> Iterator[Any]:
-    """Of tensors what launches follow from, of anything else itself."""
-    for v in values:
-        if isinstance(v, Tensor):
-            yield v.shape, v.stride(), v.dtype, v.data_ptr() & 15, v.get_device()
-        else:
-            yield v
+def _told(v: Any) -> Any:
+    """Of a tensor what launches follow from, of anything else itself."""
+    if v is None or not isinstance(v, Tensor):
+        return v
+    return v.shape, v.stride(), v.dtype, v.data_ptr() & 15, v.get_device()
 
 
 @lru_cache(maxsize=4096)
@@ -144,7 +141,7 @@ def record(
         if kernel is None:
             return
         arguments = tuple(None if isinstance(value, Tensor) else value for value in launch.args.values())
-        recorded.append(_Recorded(kernel, (launch.programs, 1, 1), arguments, tuple(slots)))
+        recorded.append(_Recorded(kernel[(launch.programs, 1, 1)], arguments, tuple(slots)))
     memory = {name: _Memory(tuple(t.shape), t.stride(), t.dtype, fill) for name, (t, fill) in made.items()}
     place.append(Pass(memory, tuple(recorded)))
 
@@ -156,12 +153,12 @@ def again(kept: Pass, given: tuple[Any, ...], device: torch.device) -> dict[str,
         made[name] = t = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         if fill is not None:
             t.fill_(fill)
-    tensors = (*given, *made.values())
-    for kernel, grid, arguments, slots in kept.launches:
+    tensors, stream = (*given, *made.values()), stream_of(device)
+    for launch, arguments, slots in kept.launches:
         filled = list(arguments)
         for number, source in slots:
             filled[number] = tensors[source]
-        kernel[grid](*filled)
+        launch(*filled, stream=stream)
     return made
 
 
@@ -201,7 +198,7 @@ def forward(
     if arch is not None and tiles is None and splits is None:
         place = place_for("forward", spec, inputs)
         if place:
-            with torch.cuda.device(device):
+            with made_current(device):
                 done = again(place[0], inputs, device)
             largest = done.get("max_logit")
             return Result(done["out"], done["lse"], None if largest is None else _largest(largest))
@@ -276,6 +273,30 @@ def prepare(spec: Spec, inputs: Inputs) -> None:
             _compile(launch, device, arch)
 
 
+def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
+    """``forward`` for inference on dense q, k and v alone: from the second call on what the first one
+    launched, without a look at what calls like this one have in common. None for other calls, and where
+    nothing is remembered. Raises as ``prepare`` does.
+    """
+    if spec.need_grad or spec.packed or any(t is not None for t in inputs[3:]):
+        return None
+    if is_transformed() or _arch(inputs.q) is None or not remembers():
+        return None
+    prepare(spec, inputs)
+    device, place = inputs.q.device, place_for("forward", spec, inputs)
+
+    def bound(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if is_transformed():
+            raise RuntimeError("this call was bound for inference: it has no derivatives")
+        given = Inputs(q, k, v)
+        if not place:
+            return forward(spec, given).out
+        with made_current(device):
+            return again(place[0], given, device)["out"]
+
+    return bound
+
+
 def _without_data(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
@@ -322,7 +343,7 @@ def backward(
         if arch is not None and tiles is None:
             place = place_for("backward", spec, inputs, (result.out, result.lse, dout, dlse))
             if place:
-                with torch.cuda.device(device):
+                with made_current(device):
                     return _gradients(inputs, again(place[0], tuple(given.values()), device))
         _check_backward(spec, inputs, result, dout, dlse)
         call = make_call(spec, inputs, tiles)
@@ -420,11 +441,16 @@ def _arch(q: Tensor) -> int | None:
         return None
     if q.device.type != "cuda":
         raise ValueError(f"the Triton kernels run on CUDA and (interpreted) CPU tensors, got {q.device.type}")
-    major, minor = torch.cuda.get_device_capability(q.device)
-    arch = major * 10 + minor
+    arch = _capability(q.device)
     if arch < 80 and q.dtype != torch.float16:
         raise ValueError(f"on sm{arch} the Triton kernels compute in float16 only, got {q.dtype}")
     return arch
+
+
+@lru_cache(maxsize=64)
+def _capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
 
 
 def _run(launch: Launch, device: torch.device, arch: int | None) -> Any:
@@ -453,7 +479,7 @@ def _compile(launch: Launch, device: torch.device, arch: int) -> None:
 def _around(launch: Launch, device: torch.device, arch: int) -> Iterator[None]:
     """The device, and what a kernel needs beside it. Triton's own errors come out as RuntimeError."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.cuda.device(device))
+        stack.enter_context(made_current(device))
         if arch == 75:
             from attnsel.backends.triton.compiler import (
                 tensor_cores,  # private parts of Triton, for this card alone

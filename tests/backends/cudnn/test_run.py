@@ -7,14 +7,17 @@ documentation, so a wrong bound, stride, offset, uid or scale is a wrong number 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import emulated_cudnn
 from attention_cases import (
@@ -39,7 +42,7 @@ from attnsel.backends.cudnn import plans as session
 from attnsel.backends.cudnn import run as tensors
 from attnsel.backends.cudnn.graph import GraphCall, Strided, planned
 from attnsel.backends.cudnn.plans import PLANS, PlanCache, PlanRefused
-from attnsel.backends.cudnn.run import backward, forward, prepare
+from attnsel.backends.cudnn.run import backward, bind, forward, prepare
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.runtime.bind import make_spec
 from attnsel.runtime.call import config
@@ -90,6 +93,10 @@ def test_forward_and_backward_are_those_of_the_reference(case: Case) -> None:
     actual = {"out": result.out, "dq": grads.q, "dk": grads.k, "dv": grads.v}
     assert_matches(actual, {name: wanted[name] for name in actual}, TOLERANCE)
 
+    call = bind(dataclasses.replace(spec, need_grad=False), inputs)
+    if call is not None:
+        assert_matches({"out": call(*inputs[:3])}, {"out": wanted["out"]}, TOLERANCE)
+
 
 def check(spec: Spec, inputs: Inputs) -> None:
     actual, dout, _ = carried_out(forward, backward, spec, inputs, dlse=False)
@@ -105,10 +112,33 @@ def test_inference_makes_no_backward_plan_and_no_stats() -> None:
     spec, inputs = build(Case("plain"), torch.float32)
     spec = dataclasses.replace(spec, need_lse=False, return_max_logit=False, need_grad=False)
     prepare(spec, inputs)
-    result = forward(spec, inputs)
-    assert result.lse is None
+    assert forward(spec, inputs).lse is None
+    call = bind(spec, inputs)
+    assert call is not None
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="it has no derivatives"):
+        call(*inputs[:3])
     assert nodes() == ["sdpa"]
     assert emulated_cudnn.built[0].given["generate_stats"] is False
+
+
+OWN = {"_plans": "ab", "_plan_index": 1, "selected_engine": None, "_data_bindings": {}}
+
+
+@each("changed", [{}, {"release": "1.27.0"}, {"_data_bindings": {1: 0}}, {"selected_engine": 1}])
+def test_addresses_go_where_the_frontend_would_use_nothing_else(changed: dict[str, Any]) -> None:
+    graph = tensors.problem(*build(packed("causal", CAUSAL), torch.float32)).forward
+    versions = ("9.13.0", changed.get("release", "1.28.0"))
+    here = session.Session(emulated_cudnn, mock.Mock(backend_handle=7), CPU, versions)
+    buffers = {name: torch.zeros(1) for _, name in plans.ready(graph, None, 0, here).names}
+    made, seen = mock.Mock(**{**OWN, **changed}), list[int]()
+    made._variant_pack_uids.return_value = [uid for uid, _ in plans.ready(graph, None, 0, here).names]
+    made._materialize_backend_plan.side_effect = lambda index: mock.Mock(cpp_index=index)
+    made._lowered_graph._execute_with_raw_ptrs.side_effect = lambda first, count, *rest: seen.extend(
+        [*(ctypes.c_int64 * count).from_address(first), *rest]
+    )
+    plans.ready(graph, made, 0, here).run(here, buffers)
+    assert seen == ([] if changed else [*(t.data_ptr() for t in buffers.values()), 0, 7, 1])
+    assert made.execute.called == bool(changed)
 
 
 @each("order, one_buffer", [("bshd", True), ("sbhd", False), ("bhsd", False)])
