@@ -87,14 +87,20 @@ class Lead(Placing):
 
 
 class Order:
-    """The places of families for calls of a kind. One object for one order: it is compared as such."""
+    """The places of families for calls of a kind. One object for one order: it is compared as such.
 
-    __slots__ = ("_codes", "_places", "_size")
+    ``measured``: candidates, the fastest first, where such a call was measured on this machine.
+    """
 
-    def __init__(self, families: Families, codes: dict[tuple[str, str], str]) -> None:
-        self._codes, self._size = codes, len(families)
+    __slots__ = ("_codes", "_families", "_places", "_size", "measured")
+
+    def __init__(
+        self, families: Families, codes: dict[tuple[str, str], str], measured: tuple[str, ...] = ()
+    ) -> None:
+        self._families, self._codes, self._size = families, codes, len(families)
         places = ((name, (n, at)) for n, group in enumerate(families) for at, name in enumerate(group))
         self._places = dict(places)
+        self.measured = measured
 
     def place(self, family: str) -> tuple[int, int]:
         """A family's place, and the place among contested ones; behind all for one that is none."""
@@ -103,6 +109,18 @@ class Order:
     def code(self, above: str, below: str) -> str | None:
         """The row that put one family before another, if one did."""
         return self._codes.get((above, below))
+
+    def measured_as(self, ranking: tuple[str, ...]) -> Order:
+        """The same order, for calls that were measured."""
+        return _measured_as(self, ranking)
+
+    def _with(self, ranking: tuple[str, ...]) -> Order:
+        return Order(self._families, self._codes, ranking)
+
+
+@lru_cache(maxsize=1024)
+def _measured_as(order: Order, ranking: tuple[str, ...]) -> Order:
+    return order._with(ranking)
 
 
 def order_of(call: Call, env: Environment) -> Order:

@@ -26,6 +26,7 @@ from attnsel.rules.api import INTERPRETED, Limit, PolicyRule, Rule
 from attnsel.rules.orders import Call, Order, lengths, order_of
 from attnsel.selection.adaptations import ADAPTERS, bias_shape
 from attnsel.selection.rule_index import Bits, fields_of, gate_of, rule_index
+from attnsel.verdicts.measured import Figures, Shape, nearest
 from attnsel.verdicts.reasons import Adaptation, Candidate, Page, Reason, Violation
 from attnsel.verdicts.requirements import Requirement, holds_together
 
@@ -268,7 +269,18 @@ class Kind:
     candidate; ``voices``: by component that was assumed.
     """
 
-    __slots__ = ("_orders", "_rules", "env", "like", "reach", "settled", "standing", "voices", "waivers")
+    __slots__ = (
+        "_measured",
+        "_orders",
+        "_rules",
+        "env",
+        "like",
+        "reach",
+        "settled",
+        "standing",
+        "voices",
+        "waivers",
+    )
 
     def __init__(self, shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> None:
         self.like = _ANY.rewritten(**dict(zip(_SHARED, shared, strict=True)))
@@ -279,9 +291,22 @@ class Kind:
         self.voices: dict[str, Any] = {}
         self._rules: dict[Any, KindRules] = {}
         self._orders: dict[tuple[bool, bool], Order] = {}
+        self._measured: dict[Figures, tuple[Shape, ...]] = {}
 
-    def order(self, p: AttentionParams) -> Order:
-        """The order of kernel families for one of its questions."""
+    def order(self, p: AttentionParams, figures: Figures | None = None) -> Order:
+        """The order of kernel families for one of its questions, and of candidates that ``figures`` hold."""
+        order = self._published(p)
+        shape = None if figures is None else self.measured(p, figures)
+        return order if shape is None else order.measured_as(shape.ranking)
+
+    def measured(self, p: AttentionParams, figures: Figures) -> Shape | None:
+        """What was measured here that speaks for one of its questions."""
+        shapes = self._measured.get(figures)
+        if shapes is None:
+            shapes = self._measured[figures] = figures.about(self.like, self.env)
+        return nearest(shapes, p) if shapes else None
+
+    def _published(self, p: AttentionParams) -> Order:
         key = lengths(p.max_seqlen_q, p.max_seqlen_kv)
         found = self._orders.get(key)
         if found is None:
