@@ -168,7 +168,7 @@ def explain(
         )
         from attnsel.cli.explain_measure import explain_measured  # with torch: for this flag alone
 
-        return explain_measured(question, budget, out, short, sources, form)
+        return explain_measured(question, 30.0 if budget is None else budget, out, short, sources, form)
     _say_nothing({"budget": budget, "out": out}, "without --measure")
     for name in ("sources",) if sources and (short or form.json) else ():
         raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")

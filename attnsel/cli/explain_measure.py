@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
-from typing import Any
 
 from attnsel.backends.cudnn.ask.libraries import Untrusted, cache_folder
 from attnsel.base.records import stamped, to_json
@@ -16,164 +16,111 @@ from attnsel.errors import InvalidInput
 from attnsel.report.answer import worth
 from attnsel.report.document import MARK, Block, Code, Document, Inline, Item, Items, Paragraph, Strong, Table
 from attnsel.report.short import report_document
-from attnsel.report.words import environment_words, figure_record, params_words
-from attnsel.runtime.measure import Measuring, Timed
-from attnsel.verdicts.measured import append, card_of, writable
+from attnsel.report.words import figure_record, params_words
+from attnsel.runtime.measure import Measuring, Timed, quartiles
+from attnsel.verdicts.measured import append, appendable, card_of
 from attnsel.verdicts.requirements import size
 
-BUDGET = 30.0
+_WAYS = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "both"}
 
 
 def explain_measured(
-    question: Question, budget: float | None, out: Path | None, short: bool, sources: bool, form: Form
+    question: Question, budget: float, out: Path | None, short: bool, sources: bool, form: Form
 ) -> int:
     """Raises InvalidInput before anything is run."""
     if question.environment is not None or question.machine:
         flag = "--env" if question.environment is not None else f"--{next(iter(question.machine))}"
         raise InvalidInput(
-            flag.replace("_", "-"), None, "says nothing with --measure, which is about this machine"
+            flag.replace("_", "-"), None, "says nothing with --measure: it is about this machine"
         )
-    seconds = BUDGET if budget is None else budget
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise InvalidInput("--budget", seconds, "must be a positive number of seconds")
-    path = _default() if out is None else out
-    writable(path)
+    if not 0 < budget < math.inf:
+        raise InvalidInput("--budget", budget, "must be a positive number of seconds")
+    try:
+        path = cache_folder() / "figures.csv" if out is None else out
+    except Untrusted as error:
+        raise InvalidInput("--out", None, f"must be given: {error}") from None
+    appendable(path)
     params, env = question.put(question.ask(), question.where())
     selection = select(params, env, policy=question.policy)
     measuring = Measuring(selection)
-    with bar("measuring", math.ceil(seconds), still=True) as moved:
-        measuring.run(seconds, moved)
-    rows = measuring.rows()
-    failure = _written(path, rows)
-    said = "" if failure else str(path) if rows else ""
-
-    def document() -> Document:
-        whole = () if short else report_document(selection, sources).blocks
-        return Document((*whole, *_blocks(measuring, said, short)))
-
-    form.print(document, lambda: selection.as_dict() | {"measured": _record(measuring, said)})
-    if failure:
-        complain(
-            f"{path}: {failure}: the rows are not in it, and it is as it was; what was measured stands above"
-        )
-    if measuring.interrupted:
-        return INTERRUPTED
-    if failure:
-        return CANNOT_WRITE
-    return NO_BACKEND if selection.backend is None else FOUND
-
-
-def _default() -> Path:
-    try:
-        return cache_folder() / "figures.csv"
-    except Untrusted as error:
-        raise InvalidInput("--out", None, f"must be given: {error}") from None
-
-
-def _written(path: Path, rows: list[Any]) -> str:
-    """Why they could not be, or ""."""
+    with bar("measuring", math.ceil(budget), still=True) as moved:
+        measuring.run(budget, moved)
+    rows, failure = measuring.rows(), ""
     try:
         if rows:
-            append(path, [rows])
-    except OSError as error:
-        return f"cannot be written ({error.strerror or error})"
-    except InvalidInput as error:  # another process left something else there meanwhile
-        return error.allowed
-    return ""
+            append(path, rows)
+    except (OSError, InvalidInput) as error:
+        why = error.allowed if isinstance(error, InvalidInput) else error.strerror or str(error)
+        failure = f"{path}: {why}. No row was added and nothing in it is lost; the times are in the answer"
+    file = str(path) if rows and not failure else None
+    told = {
+        "gpu": card_of(env),
+        "interrupted": measuring.interrupted,
+        "file": file,
+        "candidates": [to_json(one) for one in measuring.timed],
+        "published": [figure_record(one) for one in selection.figures if not one.here],
+        "rows": rows,
+    }
 
-
-def _blocks(measuring: Measuring, path: str, short: bool) -> tuple[Block, ...]:
-    selection = measuring.selection
-    done = [one for one in measuring.timed if one.measured]
-    blocks: list[Block] = [Paragraph(Strong(_sentence(measuring)))]
-    if short:
-        where = environment_words(selection.environment)
-        blocks.append(Paragraph(f"{card_of(selection.environment)}, {', '.join(where[1:])}"))
-        blocks.append(Paragraph(" ".join(params_words(selection.params))))
-    if done:
-        ways = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "both"}
-        head: list[Inline] = ["measured here", *(ways[t.direction] for t in done[0].times)]
-        on_gpu = any(one.peak_bytes is not None for one in done)
-        blocks.append(
-            Table((*head, *(["peak"] if on_gpu else [])), tuple(_row(one) for one in _best_first(done)))
+    def document() -> Document:
+        asked = Paragraph(f"{card_of(env)}: {' '.join(params_words(selection.params))}")
+        answer = (asked,) if short else report_document(selection, sources).blocks
+        published = tuple(worth(selection)) if short else ()
+        return Document(
+            (*answer, *_blocks(measuring), *([Items(published)] if published else []), *_where(file))
         )
-    left = [one for one in measuring.timed if not one.measured]
-    if left:
-        blocks.append(
-            Items(
-                tuple(
-                    Item(
-                        f"{one.status}: {one.reason}" if one.reason else one.status,
-                        MARK["refused"],
-                        "–",
-                        Code(one.name),
-                    )
-                    for one in left
-                )
-            )
-        )
-    if done and selection.environment.device.type == "cpu":
-        blocks.append(
-            Paragraph(
-                "Medians, and half the distance between the quartiles. Peak memory is not measured on a CPU."
-            )
-        )
-    published = tuple(item for item in worth(selection) if item.label == "Published")
-    blocks += [Items(published)] if published and short else []
-    if path:
-        blocks.append(Paragraph(("In ", Code(path), "; what follows it: ", Code(f"ATTNSEL_FIGURES={path}"))))
-    return tuple(blocks)
+
+    form.print(document, lambda: selection.as_dict() | {"measured": stamped("measured", told)})
+    if failure:
+        complain(failure)
+    found = NO_BACKEND if selection.backend is None else FOUND
+    return INTERRUPTED if measuring.interrupted else CANNOT_WRITE if failure else found
 
 
-def _best_first(done: list[Timed]) -> list[Timed]:
-    return sorted(done, key=lambda one: one.times[-1].median_us)
-
-
-def _sentence(measuring: Measuring) -> str:
-    """What was the fastest, and how that agrees with the choice."""
-    fastest, chosen = measuring.fastest, measuring.selection.backend
-    stopped = "Interrupted. " if measuring.interrupted else ""
-    if fastest is None:
-        return f"{stopped}Nothing was measured."
-    own = next((one for one in measuring.timed if one.name == chosen and one.measured), None)
-    if own is None:
-        return f"{stopped}Measured here, {fastest.name} is the fastest; {chosen} was not measured."
-    if own is fastest:
-        return f"{stopped}Measured here, {fastest.name} is the fastest, and it is the choice."
-    ratio = own.times[-1].median_us / fastest.times[-1].median_us
-    slower = f"{chosen}, the choice, takes {ratio:.2f} times as long"
-    return f"{stopped}Measured here, {fastest.name} is the fastest; {slower}."
-
-
-def _row(one: Timed) -> tuple[Inline, ...]:
-    cells: list[Inline] = [Code(one.name)]
-    for t in one.times:
-        rate = f", {t.tflops:.0f} TFLOP/s" if t.tflops is not None else ""
-        spread = 50 * (t.high_us - t.low_us) / t.median_us
-        cells.append(f"{_time(t.median_us)} ±{spread:.0f} %{rate}")
-    return (*cells, *([] if one.peak_bytes is None else [size(one.peak_bytes)]))
-
-
-def _time(micro: float) -> str:
-    for unit, factor in (("s", 1e6), ("ms", 1e3)):
-        if micro >= factor:
-            return f"{micro / factor:.3g} {unit}"
-    return f"{micro:.3g} us"
-
-
-def _record(measuring: Measuring, path: str) -> dict[str, Any]:
-    selection, fastest = measuring.selection, measuring.fastest
-    published = [figure_record(one) for one in selection.figures if not one.here]
-    return stamped(
-        "measured",
-        {
-            "gpu": card_of(selection.environment),
-            "fastest": None if fastest is None else fastest.name,
-            "interrupted": measuring.interrupted,
-            "seconds": round(measuring.seconds, 3),
-            "file": path or None,
-            "candidates": [to_json(one) for one in measuring.timed],
-            "published": published,
-            "rows": measuring.rows(),
-        },
+def _where(file: str | None) -> tuple[Block, ...]:
+    if file is None:
+        return ()
+    return (
+        Paragraph(("The rows are in ", Code(file), "; to follow them: ", Code(f"ATTNSEL_FIGURES={file}"))),
     )
+
+
+def _blocks(measuring: Measuring) -> list[Block]:
+    """What was the fastest, a line for each that was measured, and why others were not."""
+    done = measuring.best_first()
+    blocks: list[Block] = [Paragraph(Strong(_sentence(done, measuring)))]
+    if done:
+        on_gpu = done[0].peak_bytes is not None
+        head: tuple[Inline, ...] = (
+            "measured here",
+            *(_WAYS[way] for way in done[0].samples),
+            "peak" if on_gpu else "",
+        )
+        blocks.append(Table(head[: None if on_gpu else -1], tuple(map(_cells, done))))
+        memory = "" if on_gpu else " Peak memory is not measured on a CPU."
+        blocks.append(Paragraph(f"Medians, and half the distance between the quartiles.{memory}"))
+    left = [one for one in measuring.timed if not one.samples]
+    items = (Item(f"{one.status}: {one.reason}", MARK["refused"], "–", Code(one.name)) for one in left)
+    return [*blocks, Items(tuple(items))] if left else blocks
+
+
+def _sentence(done: list[Timed], measuring: Measuring) -> str:
+    stopped, chosen = "Interrupted. " if measuring.interrupted else "", measuring.selection.backend
+    if not done:
+        return f"{stopped}Nothing was measured."
+    fastest, own = done[0], next((one for one in done if one.name == chosen), None)
+    rest = f"; {chosen}, the choice, was not measured" if chosen else ""
+    if own is not None:
+        ratio = statistics.median(own.whole) / statistics.median(fastest.whole)
+        slower = f"; {chosen}, the choice, takes {ratio:.2f} times as long"
+        rest = ", and the choice" if own is fastest else slower
+    return f"{stopped}Measured here, {fastest.name} is the fastest{rest}."
+
+
+def _cells(one: Timed) -> tuple[Inline, ...]:
+    cells: list[Inline] = [Code(one.name)]
+    for seen in one.samples.values():
+        low, median, high = quartiles(seen)
+        unit, factor = next(((u, f) for u, f in (("s", 1e6), ("ms", 1e3)) if median >= f), ("us", 1.0))
+        cells.append(f"{median / factor:.3g} {unit} ±{50 * (high - low) / median:.0f} %")
+    return (*cells, *([] if one.peak_bytes is None else [size(one.peak_bytes)]))

@@ -7,15 +7,14 @@ time is over, somebody interrupts, or a kernel takes the device with it.
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from attnsel.decision import Selection, select
 from attnsel.errors import InvalidInput, in_words
 from attnsel.params import AttentionParams, Tensors
 from attnsel.runtime import selfcheck
-from attnsel.runtime.bind import Bound, bind
+from attnsel.runtime.bind import bind
 from attnsel.runtime.call import NO_EXTRAS, Call, Extras, config
 from attnsel.runtime.inputs import params_of
 from attnsel.runtime.refusals import WrongNumbers
@@ -36,66 +35,58 @@ from attnsel.verdicts.measured import Row, card_of, cells_of
 from attnsel.verdicts.requirements import size
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
-_SAMPLES, _SLOW_SAMPLES = 41, 5  # of one that is _SLOW times as slow as the fastest
-_SLOW = 4.0
-_ROUNDS = 3  # whatever the budget, where a round takes less than a third of it
-_SAMPLE_US, _CALLS = 2000.0, 32  # short calls are timed several at once: so long, so many
+_SAMPLES, _SLOW, _OF_SLOW = 101, 4.0, 7  # at most; of what is so many times as slow as the fastest so many
+_ROUNDS = 3  # at least, where a round is a third of the budget or less
+_SAMPLE_US, _CALLS = 300.0, 16  # short calls are timed several at once: so long, so many
 _FLUSHED = 256 << 20  # bytes: more than any L2 there is (H200 60 MB, B200 126 MB)
 
 
-class Times(NamedTuple):
-    """Microseconds of one direction: the median and the quartiles."""
-
-    direction: str
-    median_us: float
-    low_us: float
-    high_us: float
-    samples: int
-    tflops: float | None
-
-
-@json_fields("name", "status", "reason", "times", "peak_bytes")
+@json_fields("name", "status", "reason", "peak_bytes")
 @dataclass
 class Timed:
-    """One candidate. ``status``: measured, or why it was not: wrong, failed, out of memory, too large, not
-    reached; ``reason`` says more. ``peak_bytes``: beside the call's tensors; None on a CPU, where nobody
-    counts."""
+    """One candidate. ``status``: measured, wrong, failed, out of memory, too large or not reached; ``reason``
+    says more. ``peak_bytes``: beside the call's tensors; None on a CPU, where nobody counts.
+    ``samples``: microseconds of a call by direction, in training fwd, bwd and fwd+bwd."""
 
     name: str
     status: str = "not reached"
     reason: str = ""
-    times: tuple[Times, ...] = ()
     peak_bytes: int | None = None
     samples: dict[str, list[float]] = field(default_factory=dict)
-    forward: Callable[[], Any] | None = None
-    took: float = 0.0  # microseconds of one call, when it was tried
-    host: float = 0.0  # of them until Python had it back
+    forward: Callable[[], Tensor] | None = None
+    host: float = 0.0  # microseconds until Python has a forward back
 
     @property
-    def measured(self) -> bool:
-        return bool(self.times)
+    def took(self) -> float:
+        """Microseconds of a call at its best."""
+        return min(self.whole, default=math.inf)
+
+    @property
+    def whole(self) -> list[float]:
+        """What the choice goes by: in training forward and backward together."""
+        return self.samples[list(self.samples)[-1]] if self.samples else []
+
+    def give_up(self, status: str, reason: str) -> None:
+        self.status, self.reason, self.samples, self.forward = status, reason, {}, None
 
 
 class Measuring:
     """A call that is measured: ``run`` does it, and whatever stops it, ``timed`` has what was done.
 
-    Raises InvalidInput for a call that cannot be made of random tensors.
+    Raises InvalidInput for a call that is not made of random tensors here.
     """
 
     def __init__(self, selection: Selection) -> None:
         _require_measurable(selection.params)
-        self.selection = selection
-        ranked = [c.name for c in selection.ranked if c.executable]
-        self.timed = [Timed(name) for name in ranked]
-        self.interrupted, self.seconds = False, 0.0
+        self.selection, self.interrupted = selection, False
+        self.timed = [Timed(candidate.name) for candidate in selection.ranked if candidate.executable]
 
-    @property
-    def fastest(self) -> Timed | None:
-        """By what the choice goes by: in training forward and backward together."""
-        return min((one for one in self.timed if one.measured), key=_last_median, default=None)
+    def best_first(self) -> list[Timed]:
+        """Those that were measured."""
+        return sorted((t for t in self.timed if t.samples), key=lambda t: statistics.median(t.whole))
 
     def run(self, budget: float, moved: Callable[[float], None] = lambda seconds: None) -> None:
-        """At most about ``budget`` seconds; ``moved`` hears how many have gone, between two samples."""
+        """At most about ``budget`` seconds; ``moved`` hears between two samples how many have gone."""
         began = time.monotonic()
 
         def left() -> float:
@@ -103,185 +94,130 @@ class Measuring:
             moved(gone)
             return budget - gone
 
-        enabled = gc.isenabled()
         try:
             self._all(budget, left)
         except KeyboardInterrupt:
             self.interrupted = True
-        finally:
-            if enabled:
-                gc.enable()
-            for one in self.timed:
-                self._summarise(one)
-                one.forward = None
-            self.seconds = time.monotonic() - began
+        for one in self.timed:
+            one.forward = None
+            if one.status == "measured" and not one.samples:
+                one.give_up("not reached", "it runs, and there was no time to time it")
 
     def _all(self, budget: float, left: Callable[[], float]) -> None:
-        p, device = self.selection.params, _device(self.selection)
-        need, free = 2 * tensor_bytes(p), _free(device)
-        if free is not None and need > free:
-            for one in self.timed:
-                one.status = "too large"
-                one.reason = f"its tensors and their copies take {size(need)}, and {size(free)} are free"
-            return
+        p = self.selection.params
+        kind = self.selection.environment.device.type
+        device = torch.device("cpu" if kind == "cpu" else "cuda")
+        need, free = 2 * tensor_bytes(p), _free(device)  # the self-check copies what goes in
+        why = ("too large", f"q, k, v and copies take {size(need)}, and {size(free)} are free")
         try:
-            call, clock = random_call(p, device), _Clock(device)
-        except Exception as error:
-            if not _out_of_memory(error):
-                raise
+            made = (random_call(p, device), _Clock(device)) if need <= free else None
+        except Exception as error:  # memory that others took
+            made, why = None, _failure(error)
+        if made is None:
             for one in self.timed:
-                one.status, one.reason = "out of memory", f"no room for its tensors: {_first_line(error)}"
+                one.give_up(*why)
             return
-        lost = ""
+        (call, clock), stop = made, ""
         for one in self.timed:
-            if left() <= 0 or lost:
-                one.reason = lost or f"the {budget:g} seconds were over"
+            if stop or left() <= 0:
+                one.give_up("not reached", stop or "the time was over")
                 continue
-            self._try(one, call, clock, free)
+            self._try(one, call, clock, free - need)
             if one.status == "failed":
-                lost = _lost(device, one.name)
-        gc.collect()
-        gc.disable()
-        ready = [one for one in self.timed if one.forward is not None and not lost]
-        while ready:
-            quickest = min(one.took for one in ready)
-            most = {one.name: _SLOW_SAMPLES if one.took > _SLOW * quickest else _SAMPLES for one in ready}
-            due = [one for one in ready if _count(one) < most[one.name]]
-            rounds = max(map(_count, due), default=0)
-            short = sum(one.took for one in ready) / 1e6 < budget / 3
-            if not due or (left() <= 0 and not (short and rounds < _ROUNDS)):
-                return
-            for one in due[rounds % len(due) :] + due[: rounds % len(due)]:
+                stop = _lost(device, one.name)
+        ready = [] if stop else [one for one in self.timed if one.forward is not None]
+        rounds, best = 0, min((one.took for one in ready), default=0.0)
+        short = sum(one.took for one in ready) / 1e6 < budget / 3
+        for one in ready:
+            one.samples = {}
+        while ready and rounds < _SAMPLES:
+            for one in ready[rounds % len(ready) :] + ready[: rounds % len(ready)]:
                 if left() <= 0 and not (short and rounds < _ROUNDS):
                     return
+                if rounds >= _OF_SLOW and one.took > _SLOW * best:
+                    continue
                 try:
-                    self._sample(one, call, clock)
+                    _sample(one, call, clock)
                 except Exception as error:  # it ran before: memory that others took, or the device
-                    one.status = "out of memory" if _out_of_memory(error) else "failed"
-                    one.reason, one.samples = _first_line(error), {}
+                    one.give_up(*_failure(error))
                     ready.remove(one)
-                    if lost := _lost(device, one.name):
+                    if _lost(device, one.name):
                         return
+            rounds, best = rounds + 1, min((one.took for one in ready), default=0.0)
 
-    def _try(self, one: Timed, call: Call, clock: _Clock, free: int | None) -> None:
-        """Right numbers first; then once, to know how long it takes."""
-        selection, p = self.selection, self.selection.params
-        env = selection.environment
-        parts = memory_parts(one.name, p, env, selection[one.name].adaptations)
-        need = 2 * tensor_bytes(p) + sum(amount for _, amount in parts)
-        if free is not None and need > free:
-            one.status, one.reason = "too large", f"takes {size(need)}, and {size(free)} are free"
-            return
+    def _try(self, one: Timed, call: Call, clock: _Clock, room: int) -> None:
+        """Right numbers first; then twice, to know how long it takes."""
+        selection = self.selection
+        p, env, policy = selection.params, selection.environment, selection.policy
+        own = sum(amount for _, amount in memory_parts(one.name, p, env, selection[one.name].adaptations))
+        if own > room:
+            return one.give_up("too large", f"takes {size(own)} more, and {size(max(0, room))} are free")
         try:
-            forced = selection.policy.replace(backend=one.name, figures=None)
+            forced = policy.replace(backend=one.name, figures=None)
             bound = bind(select(params_of(call), env, policy=forced).require(), call)
             selfcheck.compare(bound, call)
-            one.forward = _forward(bound, call)
-            before = time.perf_counter_ns()
-            self._sample(one, call, clock, calls=1)
-            one.took = (time.perf_counter_ns() - before) / 1e3
+            plain, run = bound.plain if call.extras is NO_EXTRAS else None, bound.run
+            q, k, v = call[1:4]
+            one.forward = (lambda: run(call)) if plain is None else (lambda: plain(q, k, v))
             one.host = clock.host(one.forward)
-            one.samples, one.status = {}, "measured"
-            one.took = sum(map(statistics.median, self._sample(one, call, clock, calls=1).values()))
-            one.peak_bytes = clock.peak(lambda: self._step(one, call))
-        except WrongNumbers as error:
-            one.status, one.reason = "wrong", str(error)
+            for _ in range(2):
+                _sample(one, call, clock, most=1)
+            one.peak_bytes = clock.peak(lambda: _sample(one, call, clock, most=1))
+            one.status = "measured"
         except Exception as error:  # a kernel's or a compiler's, of whatever type
-            one.status = "out of memory" if _out_of_memory(error) else "failed"
-            one.reason = _first_line(error)
-        if one.status != "measured":
-            one.forward, one.samples = None, {}
-
-    def _step(self, one: Timed, call: Call) -> None:
-        assert one.forward is not None
-        with torch.set_grad_enabled(call.need_grad):
-            out = one.forward()
-            if call.need_grad:
-                torch.autograd.grad(out, _leaves(call), torch.ones_like(out))
-
-    def _sample(self, one: Timed, call: Call, clock: _Clock, calls: int = 0) -> Mapping[str, list[float]]:
-        """Time it once more, forward and in training backward."""
-        forward = one.forward
-        assert forward is not None
-        calls = calls or max(1, min(_CALLS, int(_SAMPLE_US / max(one.took, 1.0))))
-        outs: list[Tensor] = []
-        with torch.set_grad_enabled(call.need_grad):
-            if call.need_grad:
-                ahead = clock.time(lambda: outs.extend(forward() for _ in range(calls)), one.host * calls)
-                leaves, dout = _leaves(call), torch.ones_like(outs[0])
-                back = clock.time(
-                    lambda: [torch.autograd.grad(out, leaves, dout) for out in outs], one.host * calls * 2
-                )
-                found = {"fwd": ahead, "bwd": back, "fwd+bwd": ahead + back}
-            else:
-                found = {
-                    "fwd": clock.time(lambda: [forward() for _ in range(calls)] and None, one.host * calls)
-                }
-        for direction, micro in found.items():
-            one.samples.setdefault(direction, []).append(micro / calls)
-        return one.samples
-
-    def _summarise(self, one: Timed) -> None:
-        if one.status == "measured" and not one.samples:
-            one.status, one.reason = "not reached", "it ran, and there was no time to time it"
-        one.times = tuple(
-            Times(way, *_quartiles(seen), len(seen), self._rate(way, statistics.median(seen)))
-            for way, seen in one.samples.items()
-        )
-
-    def _rate(self, way: str, micro: float) -> float | None:
-        """TFLOP/s as publications count them: half of the work under a causal mask, of windows none said."""
-        p = self.selection.params
-        if p.windowed or _device(self.selection).type == "cpu":
-            return None
-        d, e = p.head_dim_qk, p.head_dim_v
-        products = {"fwd": d + e, "bwd": 3 * d + 2 * e, "fwd+bwd": 4 * d + 3 * e}[way]
-        work = 2.0 * p.batch_size * p.num_heads * p.max_seqlen_q * p.max_seqlen_kv * products
-        return work * (0.5 if p.causal else 1.0) / micro / 1e6
+            one.give_up(*_failure(error))
 
     def rows(self) -> list[Row]:
         """What was measured as rows of a file of measurements."""
         env, p = self.selection.environment, self.selection.params
-        about = cells_of(p) | {
-            "arch": str(env.arch or ""),
-            "gpu": card_of(env),
-            "unit": "us",
-            "cudnn": str(env.cudnn or ""),
-            "torch": str(env.torch or ""),
-            "source": "measured here",
-            "date": datetime.now(timezone.utc).date().isoformat(),
-        }
-        rows: list[Row] = []
-        for one in self.timed:
-            version = getattr(env, CANDIDATES[one.name].library or "", None)
-            for t in one.times:
-                told = {
-                    "direction": t.direction,
-                    "kernel": one.name,
-                    "kernel_version": str(version or ""),
-                    "tflops": "" if t.tflops is None else f"{t.tflops:.4g}",
-                    "samples": str(t.samples),
-                    "peak_bytes": "" if one.peak_bytes is None else str(one.peak_bytes),
-                }
-                figures = {"value": t.median_us, "low": t.low_us, "high": t.high_us}
-                rows.append(about | told | {name: f"{value:.6g}" for name, value in figures.items()})
-        return rows
+        about = cells_of(p) | {"arch": str(env.arch or ""), "gpu": card_of(env), "source": "measured here"}
+        about |= {"unit": "us", "torch": str(env.torch or ""), "cudnn": str(env.cudnn or "")}
+        about["date"] = datetime.now(timezone.utc).date().isoformat()
+        return [
+            about
+            | {
+                "direction": way,
+                "kernel": one.name,
+                "kernel_version": str(getattr(env, CANDIDATES[one.name].library or "", None) or ""),
+                **dict(zip(("low", "value", "high"), (f"{n:.6g}" for n in quartiles(seen)), strict=True)),
+                "tflops": _tflops(p, way, statistics.median(seen)) if env.arch else "",
+                "samples": str(len(seen)),
+                "peak_bytes": "" if one.peak_bytes is None else str(one.peak_bytes),
+            }
+            for one in self.best_first()
+            for way, seen in one.samples.items()
+        ]
 
 
-def _count(one: Timed) -> int:
-    return len(next(iter(one.samples.values()), []))
+def quartiles(seen: list[float]) -> tuple[float, ...]:
+    return tuple(statistics.quantiles(seen, n=4, method="inclusive")) if len(seen) > 1 else 3 * tuple(seen)
 
 
-def _last_median(one: Timed) -> float:
-    return one.times[-1].median_us
+def _sample(one: Timed, call: Call, clock: _Clock, most: int = _CALLS) -> None:
+    """Time it once more, forward and in training backward."""
+    forward, outs = one.forward, list[Any]()
+    assert forward is not None
+    calls = max(1, min(most, int(_SAMPLE_US / one.took)))
+    with torch.set_grad_enabled(call.need_grad):
+        found = {"fwd": clock.time(lambda: outs.extend(forward() for _ in range(calls)), one.host * calls)}
+        if call.need_grad:
+            outs = [out[0] if isinstance(out, tuple) else out for out in outs]
+            bias, dout = call.extras.core_attention_bias, torch.ones_like(outs[0])
+            leaves = [t for t in (call.q, call.k, call.v, bias) if t is not None and t.requires_grad]
+            found["bwd"] = clock.time(
+                lambda: [torch.autograd.grad(out, leaves, dout) for out in outs], 2 * one.host * calls
+            )
+            found["fwd+bwd"] = sum(found.values())
+    for way, micro in found.items():
+        one.samples.setdefault(way, []).append(micro / calls)
 
 
-def _quartiles(seen: list[float]) -> tuple[float, float, float]:
-    """Median, lower and upper quartile."""
-    if len(seen) == 1:
-        return seen[0], seen[0], seen[0]
-    low, median, high = statistics.quantiles(seen, n=4, method="inclusive")
-    return median, low, high
+def _tflops(p: AttentionParams, way: str, micro: float) -> str:
+    """As publications count them: half of the work under a causal mask, and no rate with a window."""
+    d, e = p.head_dim_qk, p.head_dim_v
+    products = {"fwd": d + e, "bwd": 3 * d + 2 * e, "fwd+bwd": 4 * d + 3 * e}[way]
+    work = p.batch_size * p.num_heads * p.max_seqlen_q * p.max_seqlen_kv * products * (1 if p.causal else 2)
+    return "" if p.windowed else f"{work / micro / 1e6:.4g}"
 
 
 # ---- the call ---------------------------------------------------------------------------------------
@@ -289,39 +225,25 @@ def _quartiles(seen: list[float]) -> tuple[float, float, float]:
 
 def _require_measurable(p: AttentionParams) -> None:
     """Raises InvalidInput for what no random tensors are made of here."""
-    for bad, name, value, why in (
-        (p.context_parallel, "cp_size", p.cp_size, "several ranks are not measured"),
-        (
-            p.kv_cache != "none",
-            "kv_cache",
-            p.kv_cache,
-            "a cache is not measured; ask for its lengths without",
-        ),
-        (p.dtype not in _DTYPES, "dtype", p.dtype, "is planned, not run"),
-        (
-            p.fp8_attention,
-            "fp8_recipe",
-            getattr(p.recipe, "kind", None),
-            "attention in FP8 is planned, not run",
-        ),
-        (
-            p.layout.q_format != p.layout.kv_format,
-            "qkv_layout",
-            p.qkv_layout,
-            "mixed formats are not measured",
-        ),
-        (p.tensors != Tensors(), "tensors", "described", "strides and addresses are not measured"),
-        (min(p.max_seqlen_q, p.max_seqlen_kv) == 0, "max_seqlen_q", p.max_seqlen_q, "nothing is to be timed"),
+    for name, value, bad in (
+        ("cp_size", p.cp_size, p.context_parallel),
+        ("kv_cache", p.kv_cache, p.kv_cache != "none"),
+        ("dtype", p.dtype, p.dtype not in _DTYPES),
+        ("fp8_recipe", getattr(p.recipe, "kind", None), p.fp8_attention),
+        ("qkv_layout", p.qkv_layout, p.layout.q_format != p.layout.kv_format),
+        ("tensors", "described", p.tensors != Tensors()),
+        ("max_seqlen_q", p.max_seqlen_q, not p.max_seqlen_q),
+        ("max_seqlen_kv", p.max_seqlen_kv, not p.max_seqlen_kv),
     ):
         if bad:
-            raise InvalidInput(name, value, f"{why} (--measure)")
+            raise InvalidInput(name, value, "is not measured: leave it out with --measure")
 
 
 def random_call(p: AttentionParams, device: torch.device) -> Call:
     """A call that asks ``p``, of normal numbers; every sequence has its full length."""
     generator = torch.Generator(device).manual_seed(0)
     b, h, g, sq, skv = p.batch_size, p.num_heads, p.num_gqa_groups, p.max_seqlen_q, p.max_seqlen_kv
-    d, e, group = p.head_dim_qk, p.head_dim_v, p.layout.group
+    d, e = p.head_dim_qk, p.head_dim_v
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=_DTYPES[p.dtype])
@@ -329,78 +251,54 @@ def random_call(p: AttentionParams, device: torch.device) -> Call:
     def lead(s: int) -> tuple[int, ...]:
         return {"bshd": (b, s), "sbhd": (s, b), "thd": (b * s,)}[p.qkv_format]
 
-    shared = {"3hd": (3, -3), "h3d": (3, -2), "hd_2hd": (2, -3), "hd_h2d": (2, -2)}.get(group)
     if p.qkv_format == "bhsd":
         tensors = [drawn(b, h, sq, d), drawn(b, g, skv, d), drawn(b, g, skv, e)]
-    elif shared is None:
-        tensors = [drawn(*lead(sq), h, d), drawn(*lead(skv), g, d), drawn(*lead(skv), g, e)]
     else:
+        tensors = [drawn(*lead(sq), h, d), drawn(*lead(skv), g, d), drawn(*lead(skv), g, e)]
+    if shared := _SHARED.get(p.layout.group):
         count, axis = shared
         inner = (count, g, d) if axis == -3 else (g, count, d)
-        tensors = [drawn(*lead(sq), h, d)] if count == 2 else []
-        tensors += drawn(*lead(skv), *inner).unbind(axis)
+        tensors[3 - count :] = drawn(*lead(skv), *inner).unbind(axis)
     q, k, v = (t.requires_grad_(p.is_training) for t in tensors)
     return Call(_static(p), q, k, v, _extras(p, device, drawn), current(), p.is_training)
 
 
+_SHARED = {"3hd": (3, -3), "h3d": (3, -2), "hd_2hd": (2, -3), "hd_h2d": (2, -2)}
+"""By how a layout's tensors share a buffer: how many do, and in which dimension they alternate."""
+
+_STATIC = (
+    *("qkv_format", "attn_mask_type", "softcap", "attention_dropout", "softmax_type", "is_training"),
+    *("deterministic", "return_lse", "return_max_logit"),
+)
+
+
 def _static(p: AttentionParams) -> Any:
     return config(
-        qkv_format=p.qkv_format,
-        attn_mask_type=p.attn_mask_type,
+        **{name: getattr(p, name) for name in _STATIC},
+        bias_type=p.core_attention_bias_type,
         window_size=p.window_size if p.windowed else None,
         bottom_right_diagonal=None if p.causal else p.bottom_right_diagonal,
-        softcap=p.softcap,
-        attention_dropout=p.attention_dropout,
-        softmax_type=p.softmax_type,
-        bias_type=p.core_attention_bias_type,
-        is_training=p.is_training,
-        deterministic=p.deterministic,
-        return_lse=p.return_lse,
-        return_max_logit=p.return_max_logit,
     )
 
 
 def _extras(p: AttentionParams, device: torch.device, drawn: Callable[..., Tensor]) -> Extras:
     b, h, sq, skv = p.batch_size, p.num_heads, p.max_seqlen_q, p.max_seqlen_kv
-    extras = NO_EXTRAS
+    given: dict[str, Any] = {}
     if p.padding:
-        starts = [torch.arange(b + 1, dtype=torch.int32, device=device) * s for s in (sq, skv)]
-        kv = starts[0] if sq == skv else starts[1]
-        extras = extras._replace(cu_seqlens_q=starts[0], cu_seqlens_kv=kv)
-        if p.qkv_format == "thd":
-            extras = extras._replace(max_seqlen_q=sq, max_seqlen_kv=skv)
+        starts = torch.arange(b + 1, dtype=torch.int32, device=device)
+        given["cu_seqlens_q"] = starts * sq
+        given["cu_seqlens_kv"] = given["cu_seqlens_q"] if sq == skv else starts * skv
+        given |= {"max_seqlen_q": sq, "max_seqlen_kv": skv} if p.qkv_format == "thd" else {}
     if p.attn_mask_type == "arbitrary":
-        mask = torch.rand((1, 1, sq, skv), device=device) < 0.5
+        given["attention_mask"] = mask = torch.rand((1, 1, sq, skv), device=device) < 0.5
         mask[..., :1] = False  # no row without a key
-        extras = extras._replace(attention_mask=mask)
     if p.has_bias:
         sizes = zip(p.core_attention_bias_shape or "", (b, h, sq, skv), strict=True)
         bias = drawn(*(1 if letter == "1" else count for letter, count in sizes))
-        bias.requires_grad_(p.core_attention_bias_requires_grad)
-        extras = extras._replace(core_attention_bias=bias)
+        given["core_attention_bias"] = bias.requires_grad_(p.core_attention_bias_requires_grad)
     if p.softmax_type == "learnable":
-        extras = extras._replace(softmax_offset=torch.zeros(h, device=device))
-    return extras
-
-
-def _leaves(call: Call) -> list[Tensor]:
-    bias = call.extras.core_attention_bias
-    return [call.q, call.k, call.v, *([bias] if bias is not None and bias.requires_grad else [])]
-
-
-def _forward(bound: Bound, call: Call) -> Callable[[], Tensor]:
-    """The output, by the way that a call of this signature takes."""
-    if bound.plain is not None and call.extras is NO_EXTRAS:
-        plain, (q, k, v) = bound.plain, call[1:4]
-        return lambda: plain(q, k, v)
-    run = bound.run
-
-    def forward() -> Tensor:
-        out = run(call)
-        first: Tensor = out[0] if isinstance(out, tuple) else out
-        return first
-
-    return forward
+        given["softmax_offset"] = torch.zeros(h, device=device)
+    return Extras(**given) if given else NO_EXTRAS
 
 
 # ---- the machine ------------------------------------------------------------------------------------
@@ -414,19 +312,14 @@ class _Clock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._buffer: Tensor | None = None
+        self._buffer, self._flush_us = None, 1.0
         if device.type == "cuda":
             self._buffer = torch.empty(_FLUSHED, dtype=torch.uint8, device=device)
-            self._flush_us = 1.0
-            seen = [self.time(self._buffer.zero_, 0.0) for _ in range(5)]
-            self._flush_us = max(1.0, statistics.median(seen))
+            self._flush_us = max(1.0, min(self.time(self._buffer.zero_, 0.0) for _ in range(5)))
 
     def time(self, work: Callable[[], Any], host_us: float) -> float:
         if self._buffer is None:
-            start = time.perf_counter_ns()
-            work()
-            return (time.perf_counter_ns() - start) / 1e3
+            return _host_us(work)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for _ in range(min(500, 1 + math.ceil(1.5 * host_us / self._flush_us))):
             self._buffer.zero_()
@@ -437,60 +330,57 @@ class _Clock:
         return float(begin.elapsed_time(end)) * 1e3
 
     def host(self, work: Callable[[], Any]) -> float:
-        """Until Python has it back, its work on the device not waited for."""
+        """Until Python has it back, its work on the device not waited for; 0 on a CPU."""
         if self._buffer is None:
             return 0.0
-        torch.cuda.synchronize(self._device)
-        start = time.perf_counter_ns()
+        torch.cuda.synchronize()
         with torch.no_grad():
-            work()
-        taken = (time.perf_counter_ns() - start) / 1e3
-        torch.cuda.synchronize(self._device)
+            taken = _host_us(work)
+        torch.cuda.synchronize()
         return taken
 
     def peak(self, work: Callable[[], Any]) -> int | None:
         """Bytes that PyTorch's allocator gave out at once beside what it had; None on a CPU."""
         if self._buffer is None:
             return None
-        torch.cuda.synchronize(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
         work()
-        torch.cuda.synchronize(self._device)
-        return max(0, torch.cuda.max_memory_allocated(self._device) - before)
+        torch.cuda.synchronize()
+        return max(0, torch.cuda.max_memory_allocated() - before)
 
 
-def _device(selection: Selection) -> torch.device:
-    kind = selection.environment.device.type
-    return (
-        torch.device("cuda", torch.cuda.current_device()) if kind in ("cuda", "rocm") else torch.device(kind)
-    )
+def _host_us(work: Callable[[], Any]) -> float:
+    start = time.perf_counter_ns()
+    work()
+    return (time.perf_counter_ns() - start) / 1e3
 
 
-def _free(device: torch.device) -> int | None:
-    """Bytes that can be had now; None where nobody says."""
+def _free(device: torch.device) -> int:
+    """Bytes that can be had now; more than anybody has where nobody says."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) - _FLUSHED
-    with suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return None
+        return int(torch.cuda.mem_get_info()[0]) - _FLUSHED
+    with suppress(OSError, StopIteration), open("/proc/meminfo", encoding="ascii") as file:
+        return int(next(line.split()[1] for line in file if line.startswith("MemAvailable:"))) << 10
+    return 1 << 62
 
 
-def _out_of_memory(error: Exception) -> bool:
-    """PyTorch's CPU allocator raises a RuntimeError."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "not enough memory" in str(error)
+def _failure(error: Exception) -> tuple[str, str]:
+    """Its status, and the reason. PyTorch's CPU allocator raises a RuntimeError."""
+    if isinstance(error, WrongNumbers):
+        return "wrong", str(error)
+    full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "not enough memory" in str(error)
+    return "out of memory" if full else "failed", _first_line(error)
 
 
 def _lost(device: torch.device, name: str) -> str:
     """After a kernel that faulted nothing runs in this process: who did it; or empty."""
-    if device.type != "cuda":
-        return ""
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        return f"the device was lost to {name}: {_first_line(error)}"
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            return f"the device was lost to {name}: {_first_line(error)}"
     return ""
 
 

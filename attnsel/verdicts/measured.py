@@ -1,9 +1,8 @@
 """What was measured on this machine: a file of times, and the calls that its rows speak for.
 
 A row is one kernel at one shape in one direction, as in rules/data/figures.csv, with the spread and the
-memory behind it; those that share a pair were timed in turn. ``attnsel explain --measure`` appends them and
-``Policy(figures=FILE)`` reads them. A row speaks for calls on the same card or CPU model that differ in sizes
-alone: see ``Figures.about``.
+memory behind it; those that share a pair were timed in turn. ``attnsel explain --measure`` appends them,
+``Policy(figures=FILE)`` reads them, and ``Figures.about`` says for which calls they speak.
 """
 
 from __future__ import annotations
@@ -30,38 +29,33 @@ VERSION = 1
 _KIND = ("dtype", "mask", "window", "deterministic", "head_dim_qk", "head_dim_v", "other")
 _SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_kv")
 _TIME = ("kernel", "value", "unit", "tflops", "kernel_version", "cudnn", "torch", "pair", "source")
-_STATED = ("arch", "direction", "gpu", *_KIND[:4], *_SIZES, *_KIND[4:], *_TIME)
-COLUMNS = (*_STATED, "low", "high", "samples", "peak_bytes", "date")
+_PUBLISHED = ("arch", "direction", "gpu", *_KIND[:4], *_SIZES, *_KIND[4:], *_TIME)
+COLUMNS = (*_PUBLISHED, "low", "high", "samples", "peak_bytes", "date")
 """Those of published figures; then the quartiles beside ``value``, their number, the most memory that a call
 took beside its tensors, and the day."""
 
 _HEAD = f"# attnsel.figures/{VERSION}: written by attnsel explain --measure, read by ATTNSEL_FIGURES\n"
-_SCHEMA = re.compile(r"# attnsel\.figures/(\d+)")
-_COUNTS = (*_SIZES, "head_dim_qk", "head_dim_v", "samples")
-_UNITS = {"us": 1.0, "ms": 1e3, "s": 1e6, "TFLOP/s": -1.0}
-_DIRECTIONS = ("fwd", "bwd", "fwd+bwd")
-_LENGTH, _ROOM = (
-    1.0,
-    2.0,
-)  # powers of two: lengths may be half or twice, sequences x heads a quarter or fourfold
-_MOST = 64 << 20  # bytes of a file
+_UNITS = {"us": 1.0, "ms": 1e3, "s": 1e6, "TFLOP/s": 0.0}
+_WAYS = ("fwd+bwd", "bwd", "fwd")
+_CELLS = dict.fromkeys((*_SIZES, "head_dim_qk", "head_dim_v", "samples"), r"\d{0,18}")
+_CELLS |= {"direction": r"fwd|bwd|fwd\+bwd", "unit": "us|ms|s|TFLOP/s", "kernel": r"\S.*"}
+_CELLS |= {"value": r"(?=.*[1-9])\d+\.?\d*([eE][+-]?\d\d?)?"}
+_LENGTH, _ROOM = 1.0, 2.0  # powers of two that lengths, and sequences x heads, may be apart
 
 
 class Shape(NamedTuple):
-    """One shape that was measured: powers of two of its sizes, and its kernels, the fastest first."""
+    """One shape that was measured: powers of two of queries, keys and sequences x heads, and its kernels, the
+    fastest first."""
 
-    sizes: tuple[float, float, float]  # queries, keys, sequences x heads
+    sizes: tuple[float, float, float]
     rows: tuple[Row, ...]
-
-    @property
-    def ranking(self) -> tuple[str, ...]:
-        return tuple(row["kernel"] for row in self.rows)
+    ranking: tuple[str, ...]
 
 
 class Figures(str):
     """A file as it was when it was read, written ``PATH@DIGEST``; another content is another value."""
 
-    groups: tuple[tuple[Row, ...], ...]
+    groups: tuple[list[Row], ...]
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
@@ -71,28 +65,25 @@ class Figures(str):
     def path(self) -> str:
         return self.rpartition("@")[0]
 
-    @property
-    def digest(self) -> str:
-        return self.rpartition("@")[2]
-
     def about(self, p: AttentionParams, env: Environment) -> tuple[Shape, ...]:
-        """The shapes that speak for calls like ``p`` there, whatever their lengths and batch: on this card or
-        CPU model, in this direction (training: forward and backward together), with this dtype, mask, window,
-        determinism, head dimensions, grouping of heads, and nothing else asked."""
+        """The shapes that speak for calls like ``p`` there, whatever their lengths and batch; newest first.
+
+        On the same card or CPU model, in the same direction (of training forward and backward together),
+        with the same dtype, mask, window, determinism, head dimensions and ``other``, grouped heads or not.
+        Of several ranks and FP8 nothing is measured.
+        """
         card, wanted = card_of(env), _kind(cells_of(p))
-        if not card or p.context_parallel or p.fp8_attention:
-            return ()
         found = []
-        for group in self.groups:
-            ways = {row["direction"] for row in group}
-            way = next((way for way in ("fwd+bwd", "bwd", "fwd") if way in ways), "")
-            rows = [row for row in group if row["direction"] == way]
-            if (way != "fwd") == p.is_training and rows[0]["gpu"] == card and _kind(rows[0]) == wanted:
-                sizes = tuple(
-                    map(int, (rows[0][name] or 0 for name in ("seqlen_q", "seqlen_kv", "heads", "batch")))
+        for group in self.groups if card and not (p.context_parallel or p.fp8_attention) else ():
+            way = next(way for way in _WAYS if any(row["direction"] == way for row in group))
+            rows = sorted((row for row in group if row["direction"] == way), key=microseconds)
+            first = rows[0]
+            if (way != "fwd") == p.is_training and first["gpu"] == card and _kind(first) == wanted:
+                sizes = _sizes(
+                    *(int(first[name] or 0) for name in ("seqlen_q", "seqlen_kv", "heads", "batch"))
                 )
-                found.append(Shape(_sizes(*sizes), tuple(sorted(rows, key=microseconds))))
-        return tuple(reversed(found))  # of equals the newest comes first
+                found.append(Shape(sizes, tuple(rows), tuple(row["kernel"] for row in rows)))
+        return tuple(reversed(found))
 
 
 def nearest(shapes: tuple[Shape, ...], p: AttentionParams) -> Shape | None:
@@ -113,8 +104,8 @@ def _sizes(queries: int, keys: int, heads: int, batch: int) -> tuple[float, floa
 
 def microseconds(row: Row) -> float:
     """A time; of a rate what is smaller the faster it is, for kernels of one shape."""
-    factor = _UNITS[row["unit"]]
-    return float(row["value"]) * factor if factor > 0 else 1 / float(row["value"])
+    value = float(row["value"])
+    return value * _UNITS[row["unit"]] or 1 / value
 
 
 def _kind(cells: Row) -> tuple[Any, ...]:
@@ -122,51 +113,44 @@ def _kind(cells: Row) -> tuple[Any, ...]:
 
 
 def cells_of(p: AttentionParams) -> dict[str, str]:
-    """A call as cells. ``other``: what has no column of its own; what it makes slower it makes so for some
-    kernels alone."""
+    """A call as cells. ``other``: what has no column of its own and that some kernels take longer for."""
     left, right = p.window_size
-    other = [
-        "packed" if p.qkv_format == "thd" else "",
-        f"{p.core_attention_bias_type} {p.core_attention_bias_shape or ''}".strip()
-        if p.core_attention_bias_type != "no_bias"
-        else "",
-        "bias gradient" if p.core_attention_bias_requires_grad else "",
-        p.softmax_type if p.softmax_type != "vanilla" else "",
-        "softcap" if p.softcap else "",
-        "dropout" if p.attention_dropout else "",
-        f"{p.kv_cache} cache" if p.kv_cache != "none" else "",
-        f"window right {right}" if p.windowed and not p.causal else "",
-    ]
+    bias = p.core_attention_bias_type
+    other = (
+        (p.qkv_format == "thd", "packed"),
+        (bias != "no_bias", " ".join(filter(None, (bias, p.core_attention_bias_shape)))),
+        (p.core_attention_bias_requires_grad, "bias gradient"),
+        (p.softmax_type != "vanilla", p.softmax_type),
+        (p.softcap, "softcap"),
+        (p.attention_dropout, "dropout"),
+        (p.kv_cache != "none", f"{p.kv_cache} cache"),
+        (p.windowed and not p.causal, f"{right} keys to the right"),
+    )
+    fields = ("batch_size", "num_heads", "num_gqa_groups", "max_seqlen_q", "max_seqlen_kv")
     return {
         "dtype": p.dtype,
         "mask": p.attn_mask_type,
         "window": str(left) if p.windowed else "",
         "deterministic": "1" if p.deterministic else "",
-        "batch": str(p.batch_size),
-        "heads": str(p.num_heads),
-        "kv_heads": str(p.num_gqa_groups),
-        "seqlen_q": str(p.max_seqlen_q),
-        "seqlen_kv": str(p.max_seqlen_kv),
+        **{cell: str(getattr(p, name)) for cell, name in zip(_SIZES, fields, strict=True)},
         "head_dim_qk": str(p.head_dim_qk),
         "head_dim_v": str(p.head_dim_v),
-        "other": "; ".join(filter(None, other)),
+        "other": "; ".join(words for asked, words in other if asked),
     }
 
 
 def card_of(env: Environment) -> str:
-    """The card as the catalogue names it; of a CPU, which is no machine that is only described, its model."""
-    device = env.device
-    if device.type == "cpu":
-        return cpu_model() if env.detected else ""
+    """The card as the catalogue names it; of a CPU its model, or "" where it is only described."""
+    if env.device.type == "cpu":
+        return _cpu_model() if env.detected else ""
     try:
-        return look_up_gpu(device.name).name
+        return look_up_gpu(env.device.name).name
     except ValueError:
-        return device.name
+        return env.device.name
 
 
 @lru_cache(maxsize=1)
-def cpu_model() -> str:
-    """The model of this machine's CPU, without what a cell must not hold."""
+def _cpu_model() -> str:
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         name = next((line.partition(":")[2] for line in file if line.startswith("model name")), name)
@@ -182,115 +166,73 @@ def read_figures(path: str | os.PathLike[str]) -> Figures:
 
     name = os.path.abspath(os.path.expanduser(path))
     try:
-        if os.path.getsize(name) > _MOST:
-            raise _wrong(f"is longer than {_MOST >> 20} MiB")
-        content = Path(name).read_bytes()
+        content = Path(name).read_bytes() if os.path.isfile(name) or not os.path.exists(name) else b""
     except OSError as error:
-        raise _wrong(f"cannot be read: {error.strerror or error}") from None
-    made = Figures(f"{name}@{blake2b(content, digest_size=8).hexdigest()}")
-    groups: dict[str, list[Row]] = {}
-    for number, row in _rows(name, content)[1]:
-        groups.setdefault(row["pair"] or f"line {number}", []).append(row)
-    made.groups = tuple(map(tuple, groups.values()))
+        raise ValueError(f"cannot be read: {error.strerror or error}") from None
+    made, groups = Figures(f"{name}@{blake2b(content, digest_size=8).hexdigest()}"), dict[str, list[Row]]()
+    for number, row in enumerate(_rows(content)[1]):
+        groups.setdefault(row["pair"] or f"row {number}", []).append({**row, "file": name})
+    made.groups = tuple(groups.values())
     return made
 
 
-def _wrong(why: str) -> ValueError:
-    return ValueError(f"{why}; allowed: a file that attnsel explain --measure wrote")
-
-
-def _rows(name: str, content: bytes) -> tuple[list[str], list[tuple[int, Row]]]:
-    """The columns of a file, and its rows with the numbers of their lines. Raises ValueError."""
+def _rows(content: bytes) -> tuple[list[str], list[Row]]:
+    """The columns of a file, and its rows. Raises ValueError."""
     try:
-        lines = content.decode().split("\n")
+        lines = content.decode().splitlines()
     except UnicodeDecodeError:
-        raise _wrong("is damaged: it is no UTF-8 text") from None
-    found = _SCHEMA.match(lines[0])
+        raise ValueError("is damaged: it is no UTF-8 text") from None
+    found = re.match(r"# attnsel\.figures/(\d{1,9})", lines[0]) if lines else None
     if found and int(found[1]) > VERSION:
-        raise _wrong(f"was written by a newer attnsel ({found[0][2:]}, and this one reads /{VERSION})")
-    columns: list[str] = []
-    rows: list[tuple[int, Row]] = []
-    for number, line in enumerate(lines, 1):
-        cells = line.rstrip("\r").split(",")
-        if line[:1] == "#" or not line.strip():
-            continue
-        if not columns:
-            columns = cells
-            if lacking := [column for column in _STATED if column not in columns]:
-                raise _wrong(f"is no table of measurements: it lacks the column {lacking[0]}")
-            continue
-        if len(cells) != len(columns):
-            cut = f"line {number} is damaged: it has {len(cells)} cells of {len(columns)}"
-            raise _wrong(cut)
-        row = dict.fromkeys(COLUMNS, "") | dict(zip(columns, cells, strict=True)) | {"file": name}
-        if bad := _bad_cell(row):
-            raise _wrong(f"line {number} is damaged: {bad} = {short(row[bad])}")
-        rows.append((number, row))
-    if not columns:
-        raise _wrong("is empty: it has no columns")
+        raise ValueError(f"is of a newer attnsel: it holds {found[0][2:]}, and this one reads /{VERSION}")
+    cells = [(number, line.split(",")) for number, line in enumerate(lines, 1) if line and line[0] != "#"]
+    columns = cells[0][1] if cells else []
+    if lacking := [name for name in _PUBLISHED if name not in columns]:
+        raise ValueError(f"is no file of measurements: it lacks the column {lacking[0]}")
+    rows: list[Row] = []
+    for number, values in cells[1:]:
+        if len(values) != len(columns):
+            raise ValueError(f"is damaged: line {number} has {len(values)} cells, not {len(columns)}")
+        row = dict.fromkeys(COLUMNS, "") | dict(zip(columns, values, strict=True))
+        for name, allowed in _CELLS.items():
+            if not re.fullmatch(allowed, row[name], re.ASCII):
+                raise ValueError(f"is damaged: line {number} has {name} {short(row[name])}")
+        rows.append(row)
     return columns, rows
 
 
-def _bad_cell(row: Row) -> str:
-    """The first cell that cannot be what it should, or "". Those of published rows may be empty."""
-    for name in _COUNTS:
-        if row[name] and not (row[name].isascii() and row[name].isdecimal() and len(row[name]) < 19):
-            return name
-    for name, allowed in (("direction", _DIRECTIONS), ("unit", tuple(_UNITS))):
-        if row[name] not in allowed:
-            return name
-    try:
-        value = float(row["value"])
-    except ValueError:
-        return "value"
-    if not (math.isfinite(value) and value > 0):
-        return "value"
-    return "" if row["kernel"] else "kernel"
-
-
-def writable(path: Path) -> None:
-    """Raises InvalidInput, before minutes are spent, for what rows cannot be appended to."""
-    _before(os.path.realpath(path.expanduser()))
-
-
-def _before(name: str) -> bytes:
-    """What a file that is appended to holds now. Raises InvalidInput."""
+def appendable(path: Path) -> bytes:
+    """What a file that is to get rows holds now. Raises InvalidInput for one that must stay as it is."""
+    name = os.path.realpath(path.expanduser())
+    folder = os.path.dirname(name)
     try:
         if not os.path.lexists(name):
-            if os.path.isdir(folder := os.path.dirname(name)) and not os.access(folder, os.W_OK):
-                raise InvalidInput("--out", name, "its folder cannot be written")
+            if os.path.isdir(folder) and not os.access(folder, os.W_OK):
+                raise ValueError("cannot be made: its folder cannot be written")
             return f"{_HEAD}{','.join(COLUMNS)}\n".encode()
-        if not os.path.isfile(name):
-            raise InvalidInput("--out", name, "must be a file")
-        content = Path(name).read_bytes()
-    except OSError as error:
-        raise InvalidInput("--out", name, f"cannot be read: {error.strerror or error}") from None
-    try:
-        columns = _rows(name, content)[0]
-    except ValueError as error:
-        why = str(error).partition(";")[0]
-        raise InvalidInput("--out", name, f"{why}; it stays as it is: name another file") from None
-    if tuple(columns) != COLUMNS:
-        raise InvalidInput("--out", name, "has other columns than attnsel explain --measure writes")
+        content = Path(name).read_bytes() if os.path.isfile(name) else b""
+        if tuple(_rows(content)[0]) != COLUMNS:
+            raise ValueError("has other columns than attnsel explain --measure writes")
+    except (OSError, ValueError) as error:
+        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        raise InvalidInput("--out", name, f"{why}; it stays as it is, name another file") from None
     return content if content.endswith(b"\n") else content + b"\n"
 
 
-def append(path: Path, groups: Sequence[Sequence[Row]]) -> None:
-    """Add rows, each group under a pair of its own: whole or not at all, whoever else writes or stops this.
+def append(path: Path, rows: Sequence[Row]) -> None:
+    """Add rows under a pair of their own: whole or not at all, whoever else writes or stops this.
 
-    Raises InvalidInput for a file that is none of ours, OSError where it cannot be written.
+    Raises InvalidInput as ``appendable``, OSError where it cannot be written.
     """
     name = os.path.realpath(path.expanduser())
     folder = os.path.dirname(name)
     os.makedirs(folder, exist_ok=True)
     with _locked(f"{name}.lock"):
-        content = _before(name)
-        last = max((int(n) for n in re.findall(rb",m(\d+),", content)), default=0)
-        lines = [
-            ",".join({**row, "pair": f"m{last + number}"}.get(column, "") for column in COLUMNS)
-            for number, group in enumerate(groups, 1)
-            for row in group
-        ]
+        content = appendable(path)
+        last = max(map(int, re.findall(rb",m(\d{1,9}),", content)), default=0)
+        lines = (
+            ",".join({**row, "pair": f"m{last + 1}"}.get(column, "") for column in COLUMNS) for row in rows
+        )
         handle, made = tempfile.mkstemp(dir=folder, prefix=".figures-")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -315,6 +257,5 @@ def _locked(name: str) -> Iterator[None]:
         except ImportError:  # Windows
             import msvcrt
 
-            file.seek(0)
             msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
         yield
