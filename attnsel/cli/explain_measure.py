@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 from attnsel.backends.cudnn.ask.libraries import Untrusted, cache_folder
 from attnsel.base.records import stamped, to_json
@@ -53,15 +54,6 @@ def explain_measured(
         why = error.allowed if isinstance(error, InvalidInput) else error.strerror or str(error)
         failure = f"{path}: {why}. No row was added and nothing in it is lost; the times are in the answer"
     file = str(path) if rows and not failure else None
-    told = {
-        "gpu": card_of(env),
-        "interrupted": measuring.interrupted,
-        "file": file,
-        "candidates": [to_json(one) for one in measuring.timed],
-        "published": [figure_record(one) for one in selection.figures if not one.here],
-        "rows": rows,
-    }
-
     def document() -> Document:
         asked = Paragraph(f"{card_of(env)}: {' '.join(params_words(selection.params))}")
         answer = (asked,) if short else report_document(selection, sources).blocks
@@ -70,11 +62,25 @@ def explain_measured(
             (*answer, *_blocks(measuring), *([Items(published)] if published else []), *_where(file))
         )
 
-    form.print(document, lambda: selection.as_dict() | {"measured": stamped("measured", told)})
+    form.print(document, lambda: selection.as_dict() | {"measured": record(measuring, file)})
     if failure:
         complain(failure)
     found = NO_BACKEND if selection.backend is None else FOUND
     return INTERRUPTED if measuring.interrupted else CANNOT_WRITE if failure else found
+
+
+def record(measuring: Measuring, file: str | None) -> dict[str, Any]:
+    """All of it as JSON."""
+    selection = measuring.selection
+    told = {
+        "gpu": card_of(selection.environment),
+        "interrupted": measuring.interrupted,
+        "file": file,
+        "candidates": [to_json(one) for one in measuring.timed],
+        "published": [figure_record(one) for one in selection.figures if not one.here],
+        "rows": measuring.rows(),
+    }
+    return stamped("measured", told)
 
 
 def _where(file: str | None) -> tuple[Block, ...]:

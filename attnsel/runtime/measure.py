@@ -38,6 +38,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
 _SAMPLES, _SLOW, _OF_SLOW = 101, 4.0, 7  # at most; of what is so many times as slow as the fastest so many
 _ROUNDS = 3  # at least, where a round is a third of the budget or less
 _SAMPLE_US, _CALLS = 300.0, 16  # short calls are timed several at once: so long, so many
+_LONG_US = 1e6  # what takes longer is not run once more because it was cold
 _FLUSHED = 256 << 20  # bytes: more than any L2 there is (H200 60 MB, B200 126 MB)
 
 
@@ -99,9 +100,7 @@ class Measuring:
         except KeyboardInterrupt:
             self.interrupted = True
         for one in self.timed:
-            one.forward = None
-            if one.status == "measured" and not one.samples:
-                one.give_up("not reached", "it runs, and there was no time to time it")
+            one.forward, one.status = None, "measured" if one.samples else one.status
 
     def _all(self, budget: float, left: Callable[[], float]) -> None:
         p = self.selection.params
@@ -128,8 +127,6 @@ class Measuring:
         ready = [] if stop else [one for one in self.timed if one.forward is not None]
         rounds, best = 0, min((one.took for one in ready), default=0.0)
         short = sum(one.took for one in ready) / 1e6 < budget / 3
-        for one in ready:
-            one.samples = {}
         while ready and rounds < _SAMPLES:
             for one in ready[rounds % len(ready) :] + ready[: rounds % len(ready)]:
                 if left() <= 0 and not (short and rounds < _ROUNDS):
@@ -146,7 +143,7 @@ class Measuring:
             rounds, best = rounds + 1, min((one.took for one in ready), default=0.0)
 
     def _try(self, one: Timed, call: Call, clock: _Clock, room: int) -> None:
-        """Right numbers first; then twice, to know how long it takes."""
+        """Right numbers first; then a time, which stays if nothing else fits into the budget."""
         selection = self.selection
         p, env, policy = selection.params, selection.environment, selection.policy
         own = sum(amount for _, amount in memory_parts(one.name, p, env, selection[one.name].adaptations))
@@ -160,10 +157,11 @@ class Measuring:
             q, k, v = call[1:4]
             one.forward = (lambda: run(call)) if plain is None else (lambda: plain(q, k, v))
             one.host = clock.host(one.forward)
-            for _ in range(2):
+            _sample(one, call, clock, most=1)
+            if one.took < _LONG_US:
+                one.samples = {}  # it was cold
                 _sample(one, call, clock, most=1)
             one.peak_bytes = clock.peak(lambda: _sample(one, call, clock, most=1))
-            one.status = "measured"
         except Exception as error:  # a kernel's or a compiler's, of whatever type
             one.give_up(*_failure(error))
 

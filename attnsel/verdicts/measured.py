@@ -65,6 +65,10 @@ class Figures(str):
     def path(self) -> str:
         return self.rpartition("@")[0]
 
+    @property
+    def digest(self) -> str:
+        return self.rpartition("@")[2]
+
     def about(self, p: AttentionParams, env: Environment) -> tuple[Shape, ...]:
         """The shapes that speak for calls like ``p`` there, whatever their lengths and batch; newest first.
 
@@ -206,16 +210,17 @@ def appendable(path: Path) -> bytes:
     name = os.path.realpath(path.expanduser())
     folder = os.path.dirname(name)
     try:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK) or (os.path.lexists(name) and not os.path.isfile(name)):
+            raise ValueError("is no file, or lies in a folder that cannot be written")
         if not os.path.lexists(name):
-            if os.path.isdir(folder) and not os.access(folder, os.W_OK):
-                raise ValueError("cannot be made: its folder cannot be written")
             return f"{_HEAD}{','.join(COLUMNS)}\n".encode()
-        content = Path(name).read_bytes() if os.path.isfile(name) else b""
+        content = Path(name).read_bytes()
         if tuple(_rows(content)[0]) != COLUMNS:
             raise ValueError("has other columns than attnsel explain --measure writes")
     except (OSError, ValueError) as error:
         why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        raise InvalidInput("--out", name, f"{why}; it stays as it is, name another file") from None
+        raise InvalidInput("--out", name, f"{why}; name another file") from None
     return content if content.endswith(b"\n") else content + b"\n"
 
 
@@ -225,15 +230,13 @@ def append(path: Path, rows: Sequence[Row]) -> None:
     Raises InvalidInput as ``appendable``, OSError where it cannot be written.
     """
     name = os.path.realpath(path.expanduser())
-    folder = os.path.dirname(name)
-    os.makedirs(folder, exist_ok=True)
     with _locked(f"{name}.lock"):
         content = appendable(path)
         last = max(map(int, re.findall(rb",m(\d{1,9}),", content)), default=0)
         lines = (
             ",".join({**row, "pair": f"m{last + 1}"}.get(column, "") for column in COLUMNS) for row in rows
         )
-        handle, made = tempfile.mkstemp(dir=folder, prefix=".figures-")
+        handle, made = tempfile.mkstemp(dir=os.path.dirname(name), prefix=".figures-")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content + "".join(f"{line}\n" for line in lines).encode())
