@@ -54,6 +54,7 @@ def explain_measured(
         why = error.allowed if isinstance(error, InvalidInput) else error.strerror or str(error)
         failure = f"{path}: {why}. No row was added and nothing in it is lost; the times are in the answer"
     file = str(path) if rows and not failure else None
+
     def document() -> Document:
         asked = Paragraph(f"{card_of(env)}: {' '.join(params_words(selection.params))}")
         answer = (asked,) if short else report_document(selection, sources).blocks
