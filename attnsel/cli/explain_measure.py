@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import statistics
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnsel.backends.cudnn.ask.libraries import Untrusted, cache_folder
 from attnsel.base.records import stamped, to_json
@@ -18,9 +17,11 @@ from attnsel.report.answer import worth
 from attnsel.report.document import MARK, Block, Code, Document, Inline, Item, Items, Paragraph, Strong, Table
 from attnsel.report.short import report_document
 from attnsel.report.words import figure_record, params_words
-from attnsel.runtime.measure import Measuring, Timed, quartiles
 from attnsel.verdicts.measured import append, appendable, card_of
 from attnsel.verdicts.requirements import size
+
+if TYPE_CHECKING:
+    from attnsel.runtime.measure import Measuring, Timed
 
 _WAYS = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "both"}
 
@@ -43,6 +44,10 @@ def explain_measured(
     appendable(path)
     params, env = question.put(question.ask(), question.where())
     selection = select(params, env, policy=question.policy)
+    if env.torch is None:
+        raise InvalidInput("--measure", None, "needs PyTorch, which is not installed here")
+    from attnsel.runtime.measure import Measuring  # with torch
+
     measuring = Measuring(selection)
     with bar("measuring", math.ceil(budget), still=True) as moved:
         measuring.run(budget, moved)
@@ -118,7 +123,7 @@ def _sentence(done: list[Timed], measuring: Measuring) -> str:
     fastest, own = done[0], next((one for one in done if one.name == chosen), None)
     rest = f"; {chosen}, the choice, was not measured" if chosen else ""
     if own is not None:
-        ratio = statistics.median(own.whole) / statistics.median(fastest.whole)
+        ratio = own.median / fastest.median
         slower = f"; {chosen}, the choice, takes {ratio:.2f} times as long"
         rest = ", and the choice" if own is fastest else slower
     return f"{stopped}Measured here, {fastest.name} is the fastest{rest}."
@@ -126,8 +131,7 @@ def _sentence(done: list[Timed], measuring: Measuring) -> str:
 
 def _cells(one: Timed) -> tuple[Inline, ...]:
     cells: list[Inline] = [Code(one.name)]
-    for seen in one.samples.values():
-        low, median, high = quartiles(seen)
+    for low, median, high in one.quartiles.values():
         unit, factor = next(((u, f) for u, f in (("s", 1e6), ("ms", 1e3)) if median >= f), ("us", 1.0))
         cells.append(f"{median / factor:.3g} {unit} ±{50 * (high - low) / median:.0f} %")
     return (*cells, *([] if one.peak_bytes is None else [size(one.peak_bytes)]))

@@ -58,14 +58,22 @@ class Timed:
     host: float = 0.0  # microseconds until Python has a forward back
 
     @property
-    def took(self) -> float:
-        """Microseconds of a call at its best."""
-        return min(self.whole, default=math.inf)
+    def quartiles(self) -> dict[str, tuple[float, float, float]]:
+        """By direction. The last direction is what the choice goes by: in training forward and backward."""
+        return {way: _quartiles(seen) for way, seen in self.samples.items()}
 
     @property
     def whole(self) -> list[float]:
-        """What the choice goes by: in training forward and backward together."""
         return self.samples[list(self.samples)[-1]] if self.samples else []
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.whole)
+
+    @property
+    def took(self) -> float:
+        """Microseconds of a call at its best."""
+        return min(self.whole, default=math.inf)
 
     def give_up(self, status: str, reason: str) -> None:
         self.status, self.reason, self.samples, self.forward = status, reason, {}, None
@@ -84,7 +92,7 @@ class Measuring:
 
     def best_first(self) -> list[Timed]:
         """Those that were measured."""
-        return sorted((t for t in self.timed if t.samples), key=lambda t: statistics.median(t.whole))
+        return sorted((t for t in self.timed if t.samples), key=lambda t: t.median)
 
     def run(self, budget: float, moved: Callable[[float], None] = lambda seconds: None) -> None:
         """At most about ``budget`` seconds; ``moved`` hears between two samples how many have gone."""
@@ -171,24 +179,23 @@ class Measuring:
         about = cells_of(p) | {"arch": str(env.arch or ""), "gpu": card_of(env), "source": "measured here"}
         about |= {"unit": "us", "torch": str(env.torch or ""), "cudnn": str(env.cudnn or "")}
         about["date"] = datetime.now(timezone.utc).date().isoformat()
-        return [
-            about
-            | {
-                "direction": way,
-                "kernel": one.name,
-                "kernel_version": str(getattr(env, CANDIDATES[one.name].library or "", None) or ""),
-                **dict(zip(("low", "value", "high"), (f"{n:.6g}" for n in quartiles(seen)), strict=True)),
-                "tflops": _tflops(p, way, statistics.median(seen)) if env.arch else "",
-                "samples": str(len(seen)),
-                "peak_bytes": "" if one.peak_bytes is None else str(one.peak_bytes),
-            }
-            for one in self.best_first()
-            for way, seen in one.samples.items()
-        ]
+        rows: list[Row] = []
+        for one in self.best_first():
+            about["kernel"] = one.name
+            about["kernel_version"] = str(getattr(env, CANDIDATES[one.name].library or "", None) or "")
+            about["peak_bytes"] = "" if one.peak_bytes is None else str(one.peak_bytes)
+            for way, (low, median, high) in one.quartiles.items():
+                about |= {"direction": way, "samples": str(len(one.samples[way]))}
+                about |= {"value": f"{median:.6g}", "low": f"{low:.6g}", "high": f"{high:.6g}"}
+                rows.append({**about, "tflops": _tflops(p, way, median) if env.arch else ""})
+        return rows
 
 
-def quartiles(seen: list[float]) -> tuple[float, ...]:
-    return tuple(statistics.quantiles(seen, n=4, method="inclusive")) if len(seen) > 1 else 3 * tuple(seen)
+def _quartiles(seen: list[float]) -> tuple[float, float, float]:
+    if len(seen) == 1:
+        return seen[0], seen[0], seen[0]
+    low, median, high = statistics.quantiles(seen, n=4, method="inclusive")
+    return low, median, high
 
 
 def _sample(one: Timed, call: Call, clock: _Clock, most: int = _CALLS) -> None:
