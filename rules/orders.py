@@ -92,15 +92,14 @@ class Order:
     ``measured``: candidates, the fastest first, where such a call was measured on this machine.
     """
 
-    __slots__ = ("_codes", "_families", "_places", "_size", "measured")
+    __slots__ = ("_codes", "_places", "_size", "measured")
 
     def __init__(
         self, families: Families, codes: dict[tuple[str, str], str], measured: tuple[str, ...] = ()
     ) -> None:
-        self._families, self._codes, self._size = families, codes, len(families)
+        self._codes, self._size, self.measured = codes, len(families), measured
         places = ((name, (n, at)) for n, group in enumerate(families) for at, name in enumerate(group))
         self._places = dict(places)
-        self.measured = measured
 
     def place(self, family: str) -> tuple[int, int]:
         """A family's place, and the place among contested ones; behind all for one that is none."""
@@ -110,28 +109,21 @@ class Order:
         """The row that put one family before another, if one did."""
         return self._codes.get((above, below))
 
-    def measured_as(self, ranking: tuple[str, ...]) -> Order:
-        """The same order, for calls that were measured."""
-        return _measured_as(self, ranking)
 
-    def _with(self, ranking: tuple[str, ...]) -> Order:
-        return Order(self._families, self._codes, ranking)
+def order_of(call: Call, env: Environment, measured: tuple[str, ...] = ()) -> Order:
+    """The order for calls of a kind on a machine; ``measured``: candidates that were timed there."""
+    arch = env.arch
+    rows = tuple([lead for lead in LEADS if lead.concerns(call, arch) and lead.open(env)])
+    return ordered(arch, call.training, rows, measured)
 
 
 @lru_cache(maxsize=1024)
-def _measured_as(order: Order, ranking: tuple[str, ...]) -> Order:
-    return order._with(ranking)
-
-
-def order_of(call: Call, env: Environment) -> Order:
-    """The order for calls of a kind on a machine."""
-    arch = env.arch
-    rows = tuple([lead for lead in LEADS if lead.concerns(call, arch) and lead.open(env)])
-    return ordered(arch, call.training, rows)
-
-
-@lru_cache(maxsize=256)
-def ordered(arch: int | None, training: bool = False, rows: tuple[Lead, ...] = ()) -> Order:
+def ordered(
+    arch: int | None,
+    training: bool = False,
+    rows: tuple[Lead, ...] = (),
+    measured: tuple[str, ...] = (),
+) -> Order:
     """An architecture's order, changed by some rows, the later ones on top."""
     groups = [list(together) for together in _base(arch, training)]
     codes: dict[tuple[str, str], str] = {}
@@ -148,7 +140,7 @@ def ordered(arch: int | None, training: bool = False, rows: tuple[Lead, ...] = (
             if other in lead.over or before[other] >= before[moved]:
                 codes[other, moved] = lead.code
         groups.insert(place, [moved])
-    return Order(tuple(map(tuple, groups)), codes)
+    return Order(tuple(map(tuple, groups)), codes, measured)
 
 
 def _lead(row: dict[str, str]) -> Lead:

@@ -245,7 +245,7 @@ def _require_measurable(p: AttentionParams) -> None:
 
 
 def random_call(p: AttentionParams, device: torch.device) -> Call:
-    """A call that asks ``p``, of normal numbers; every sequence has its full length."""
+    """A call that asks ``p``, of normal numbers in three tensors; every sequence has its full length."""
     generator = torch.Generator(device).manual_seed(0)
     b, h, g, sq, skv = p.batch_size, p.num_heads, p.num_gqa_groups, p.max_seqlen_q, p.max_seqlen_kv
     d, e = p.head_dim_qk, p.head_dim_v
@@ -260,16 +260,9 @@ def random_call(p: AttentionParams, device: torch.device) -> Call:
         tensors = [drawn(b, h, sq, d), drawn(b, g, skv, d), drawn(b, g, skv, e)]
     else:
         tensors = [drawn(*lead(sq), h, d), drawn(*lead(skv), g, d), drawn(*lead(skv), g, e)]
-    if shared := _SHARED.get(p.layout.group):
-        count, axis = shared
-        inner = (count, g, d) if axis == -3 else (g, count, d)
-        tensors[3 - count :] = drawn(*lead(skv), *inner).unbind(axis)
     q, k, v = (t.requires_grad_(p.is_training) for t in tensors)
     return Call(_static(p), q, k, v, _extras(p, device, drawn), current(), p.is_training)
 
-
-_SHARED = {"3hd": (3, -3), "h3d": (3, -2), "hd_2hd": (2, -3), "hd_h2d": (2, -2)}
-"""By how a layout's tensors share a buffer: how many do, and in which dimension they alternate."""
 
 _STATIC = (
     *("qkv_format", "attn_mask_type", "softcap", "attention_dropout", "softmax_type", "is_training"),

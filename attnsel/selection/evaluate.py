@@ -290,28 +290,24 @@ class Kind:
         self.settled: dict[str, tuple[list[Reason], Candidate]] = {}
         self.voices: dict[str, Any] = {}
         self._rules: dict[Any, KindRules] = {}
-        self._orders: dict[tuple[bool, bool], Order] = {}
+        self._orders: dict[tuple[bool, bool, tuple[str, ...]], Order] = {}
         self._measured: dict[Figures, tuple[Shape, ...]] = {}
 
     def order(self, p: AttentionParams, figures: Figures | None = None) -> Order:
-        """The order of kernel families for one of its questions, and of candidates that ``figures`` hold."""
-        order = self._published(p)
+        """The order of kernel families for one of its questions, and of candidates that were timed there."""
         shape = None if figures is None else self.measured(p, figures)
-        return order if shape is None else order.measured_as(shape.ranking)
+        key = (*lengths(p.max_seqlen_q, p.max_seqlen_kv), () if shape is None else shape.ranking)
+        found = self._orders.get(key)
+        if found is None:
+            found = self._orders[key] = order_of(Call.of(p), self.env, key[2])
+        return found
 
     def measured(self, p: AttentionParams, figures: Figures) -> Shape | None:
-        """What was measured here that speaks for one of its questions."""
+        """The row of a file that speaks for one of its questions."""
         shapes = self._measured.get(figures)
         if shapes is None:
             shapes = self._measured[figures] = figures.about(self.like, self.env)
         return nearest(shapes, p) if shapes else None
-
-    def _published(self, p: AttentionParams) -> Order:
-        key = lengths(p.max_seqlen_q, p.max_seqlen_kv)
-        found = self._orders.get(key)
-        if found is None:
-            found = self._orders[key] = order_of(Call.of(p), self.env)
-        return found
 
     def rules(self, among: tuple[str, ...] = (), changed: frozenset[str] = frozenset()) -> KindRules:
         """Those about some candidates, or all; of them, those that read a field which ``changed``."""

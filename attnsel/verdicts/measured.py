@@ -165,15 +165,18 @@ def _cpu_model() -> str:
 
 
 def read_figures(path: str | os.PathLike[str]) -> Figures:
-    """A file of measurements. Raises ValueError with what of it is wrong."""
+    """A file of measurements; of ``PATH@DIGEST`` that content alone. Raises ValueError with what is wrong."""
     from hashlib import blake2b  # for whoever has such a file
 
-    name = os.path.abspath(os.path.expanduser(path))
+    again = re.fullmatch(r"(.+)@([0-9a-f]{16})", os.fspath(path))
+    name = os.path.abspath(os.path.expanduser(again[1] if again else path))
     try:
         content = Path(name).read_bytes() if os.path.isfile(name) or not os.path.exists(name) else b""
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}") from None
     made, groups = Figures(f"{name}@{blake2b(content, digest_size=8).hexdigest()}"), dict[str, list[Row]]()
+    if again and made.digest != again[2]:
+        raise ValueError(f"holds something else than when it was read ({made.digest})")
     for number, row in enumerate(_rows(content)[1]):
         groups.setdefault(row["pair"] or f"row {number}", []).append({**row, "file": name})
     made.groups = tuple(groups.values())
