@@ -13,10 +13,11 @@ from attnsel.cli.output import CANNOT_WRITE, FOUND, INTERRUPTED, NO_BACKEND, bar
 from attnsel.cli.question import Question
 from attnsel.decision import select
 from attnsel.errors import InvalidInput
+from attnsel.pages.commands import flag_name
 from attnsel.report.answer import worth
 from attnsel.report.document import MARK, Block, Code, Document, Inline, Item, Items, Paragraph, Strong, Table
 from attnsel.report.short import report_document
-from attnsel.report.words import figure_record, params_words
+from attnsel.report.words import figure_record, measured_words, params_words
 from attnsel.verdicts.measured import append, appendable, card_of
 from attnsel.verdicts.requirements import size
 
@@ -31,10 +32,8 @@ def explain_measured(
 ) -> int:
     """Raises InvalidInput before anything is run."""
     if question.environment is not None or question.machine:
-        flag = "--env" if question.environment is not None else f"--{next(iter(question.machine))}"
-        raise InvalidInput(
-            flag.replace("_", "-"), None, "says nothing with --measure: it is about this machine"
-        )
+        flag = "env" if question.environment is not None else next(iter(question.machine))
+        raise InvalidInput(flag_name(flag), None, "says nothing with --measure: it is about this machine")
     if not 0 < budget < math.inf:
         raise InvalidInput("--budget", budget, "must be a positive number of seconds")
     try:
@@ -64,9 +63,8 @@ def explain_measured(
         asked = Paragraph(f"{card_of(env)}: {' '.join(params_words(selection.params))}")
         answer = (asked,) if short else report_document(selection, sources).blocks
         published = tuple(worth(selection)) if short else ()
-        return Document(
-            (*answer, *_blocks(measuring), *([Items(published)] if published else []), *_where(file))
-        )
+        blocks = (*answer, *_blocks(measuring), Items(published), *_where(file))
+        return Document(tuple(block for block in blocks if block != Items(())))
 
     form.print(document, lambda: selection.as_dict() | {"measured": record(measuring, file)})
     if failure:
@@ -102,18 +100,19 @@ def _blocks(measuring: Measuring) -> list[Block]:
     done = measuring.best_first()
     blocks: list[Block] = [Paragraph(Strong(_sentence(done, measuring)))]
     if done:
-        on_gpu = done[0].peak_bytes is not None
-        head: tuple[Inline, ...] = (
-            "measured here",
-            *(_WAYS[way] for way in done[0].samples),
-            "peak" if on_gpu else "",
-        )
-        blocks.append(Table(head[: None if on_gpu else -1], tuple(map(_cells, done))))
-        memory = "" if on_gpu else " Peak memory is not measured on a CPU."
+        on_cpu = done[0].peak_bytes is None
+        head = ["measured here", *(_WAYS[way] for way in done[0].samples), *([] if on_cpu else ["peak"])]
+        blocks.append(Table(tuple(head), tuple(map(_cells, done))))
+        memory = " Peak memory is not measured on a CPU." if on_cpu else ""
         blocks.append(Paragraph(f"Medians, and half the distance between the quartiles.{memory}"))
+        rates = {way: [row for row in measuring.rows() if row["direction"] == way] for way in _WAYS}
+        told = (
+            (_WAYS[way], measured_words(rows)) for way, rows in rates.items() if rows and rows[0]["tflops"]
+        )
+        blocks.append(Items(tuple(Item(words, label=way) for way, words in told)))
     left = [one for one in measuring.timed if not one.samples]
     items = (Item(f"{one.status}: {one.reason}", MARK["refused"], "–", Code(one.name)) for one in left)
-    return [*blocks, Items(tuple(items))] if left else blocks
+    return [*blocks, Items(tuple(items))]
 
 
 def _sentence(done: list[Timed], measuring: Measuring) -> str:
