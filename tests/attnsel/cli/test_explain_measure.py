@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import pickle
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ import pytest
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
 from attnsel.cli import main
 from attnsel.verdicts import measured
-from attnsel.verdicts.measured import COLUMNS, append
+from attnsel.verdicts.measured import append
 
 DATA = Path(__file__).with_name("measured.csv")
 WORDS = [
@@ -52,14 +49,9 @@ def test_the_choice_follows_what_was_measured_near_the_call_and_nothing_else(row
     assert f"Measured here ({row['m']})" in selection.report()
 
 
-def test_the_same_content_is_the_same_policy_and_another_one_is_another(tmp_path: Path) -> None:
+def test_the_same_content_is_the_same_policy_and_another_one_is_another(tmp_path):
     first, copy = Policy(figures=DATA), tmp_path / "copy.csv"
-    assert (
-        first
-        == Policy(figures=str(DATA))
-        == pickle.loads(pickle.dumps(first))
-        == first.replace(preview=False)
-    )
+    assert first == Policy(figures=str(DATA)) == Policy.model_validate_json(first.model_dump_json())
     copy.write_bytes(DATA.read_bytes())
     before = Policy(figures=copy)
     assert before.figures.digest == first.figures.digest
@@ -85,9 +77,7 @@ def test_a_file_that_is_none_of_ours_is_named_and_left_as_it_is(tmp_path, capsys
     assert said in found.value.allowed
     pytest.importorskip("torch")
     assert main([*WORDS, "--out", str(file)]) == 2
-    error = capsys.readouterr().err
-    assert str(file) in error
-    assert said in error
+    assert f"{file}: is" in capsys.readouterr().err
     assert file.read_bytes() == content
 
 
@@ -105,7 +95,6 @@ def test_measuring_writes_rows_that_the_choice_follows_and_a_full_disk_loses_non
         ("m1", "bwd"),
         ("m1", "fwd+bwd"),
     }
-    assert tuple(written[0]) == COLUMNS
     first = min((r for r in written if r["direction"] == "fwd+bwd"), key=lambda row: float(row["value"]))
     p = AttentionParams(
         max_seqlen_q=32, batch_size=1, num_heads=2, head_dim_qk=16, dtype="fp32", is_training=True
@@ -118,29 +107,25 @@ def test_measuring_writes_rows_that_the_choice_follows_and_a_full_disk_loses_non
 
     monkeypatch.setattr(measured.os, "fsync", full)
     assert main(words) == 74
-    shown = capsys.readouterr()
-    assert "is the fastest" in shown.out
-    assert f"{file}: No space left" in shown.err
+    assert f"{file}: No space left" in capsys.readouterr().err
     assert file.read_bytes() == before
     assert not list(tmp_path.glob(".figures-*"))
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
     pytest.importorskip("torch")
-    code = f"""if True:
-        import signal, sys
-        from attnsel.cli import main
-        from attnsel.runtime import measure
-        def once(*given, sample=measure._sample, seen=[], **more):
-            sample(*given, **more)
-            seen.append(1)
-            if len(seen) == 2:
-                signal.raise_signal(signal.SIGINT)
-        measure._sample = once
-        sys.exit(main({[*WORDS, "--json", "--out", str(tmp_path / "figures.csv")]!r}))"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 128 + signal.SIGINT
-    told = json.loads(done.stdout)["measured"]
+    from attnsel.runtime import measure
+
+    sample, seen = measure._sample, []
+
+    def interrupted(*given, **more):
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        seen.append(sample(*given, **more))
+
+    monkeypatch.setattr(measure, "_sample", interrupted)
+    assert main([*WORDS, "--json", "--out", str(tmp_path / "figures.csv")]) == 130
+    told = json.loads(capsys.readouterr().out)["measured"]
     assert told["interrupted"]
-    assert told["candidates"][0]["status"] == "measured"
+    assert [one["status"] for one in told["candidates"][:2]] == ["measured", "measured"]
     assert rows_of(tmp_path / "figures.csv") == [{**row, "pair": "m1"} for row in told["rows"]]
