@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from attnsel.base.model import FrozenModel
 from attnsel.base.suggestions import candidate_suggestion
 from attnsel.errors import short
 from attnsel.params.attention import LARGEST
+from attnsel.verdicts.measured import Figures, read_figures
 
 
 def _read_names(value: Any) -> Any:
@@ -55,6 +57,14 @@ def _read_size(value: Any, read: Any) -> Any:
     return amount
 
 
+def _read_file(value: Any, read: Any) -> Any:
+    if value is None or value == "" or isinstance(value, Figures):  # read once: the same content for ever
+        return value or None
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError("must be the name of a file that attnsel explain --measure wrote")
+    return read_figures(value)
+
+
 Size = Annotated[ByteSize | None, WrapValidator(_read_size)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_read_names)]
 
@@ -78,4 +88,8 @@ class Policy(FrozenModel):
     memory_limit: Size = Field(
         default=None,
         description="most memory, such as 2GiB, that a call may take for scores, masks, copies and tiles",
+    )
+    figures: Annotated[Figures | None, WrapValidator(_read_file)] = Field(
+        default=None,
+        description="a file of explain --measure: what was measured here goes before what was published",
     )

@@ -29,6 +29,7 @@ VARIABLES: dict[str, str] = {
     "ATTNSEL_ALLOW_KNOWN_BUGS": "allow_known_bugs",
     "ATTNSEL_DETERMINISTIC": "deterministic",
     "ATTNSEL_MEMORY_LIMIT": "memory_limit",
+    "ATTNSEL_FIGURES": "figures",
     "ATTNSEL_PREVIEW": "preview",
     "ATTNSEL_DEBUG": "debug",
     "ATTNSEL_DEBUG_FORMAT": "debug_format",

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import pkgutil
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.rows import read_rows
 from attnsel.params import AttentionParams
+from attnsel.verdicts.measured import Row, microseconds
 
-Row = Mapping[str, str]
 _APART = 2.0  # powers of two that a length may be from what is asked, and still be quoted; and a head, half
 
 
@@ -34,16 +33,19 @@ class Measurement(NamedTuple):
 
     @property
     def source(self) -> Row:
+        if self.here:
+            return {"title": "measured here", "date": self.shape["date"], "source": self.shape["file"]}
         return sources()[self.shape["source"]]
+
+    @property
+    def here(self) -> bool:
+        """Whether it was measured on this machine: a file's (attnsel/verdicts/measured.py)."""
+        return "file" in self.shape
 
     @property
     def times(self) -> dict[str, float]:
         """By kernel, what is smaller the faster it is: to be compared within one measurement."""
-        return {row["kernel"]: _time(row) for row in self.rows}
-
-
-def _time(row: Row) -> float:
-    return 1 / float(row["value"]) if row["unit"] == "TFLOP/s" else float(row["value"])
+        return {row["kernel"]: microseconds(row) for row in self.rows}
 
 
 def size(row: Row, column: str) -> int:
@@ -77,7 +79,7 @@ def measured(
         if alike is None or kind == alike:
             row = dict(zip(columns, cells, strict=True))
             found.setdefault(row["pair"] or f"row {number}", []).append(row)
-    return tuple([Measurement(name, tuple(sorted(rows, key=_time))) for name, rows in found.items()])
+    return tuple([Measurement(name, tuple(sorted(rows, key=microseconds))) for name, rows in found.items()])
 
 
 def nearest(p: AttentionParams, arch: int, card: str, standing: tuple[str, ...]) -> tuple[Measurement, ...]:

@@ -87,12 +87,17 @@ class Lead(Placing):
 
 
 class Order:
-    """The places of families for calls of a kind. One object for one order: it is compared as such."""
+    """The places of families for calls of a kind. One object for one order: it is compared as such.
 
-    __slots__ = ("_codes", "_places", "_size")
+    ``measured``: candidates, the fastest first, where such a call was measured on this machine.
+    """
 
-    def __init__(self, families: Families, codes: dict[tuple[str, str], str]) -> None:
-        self._codes, self._size = codes, len(families)
+    __slots__ = ("_codes", "_places", "_size", "measured")
+
+    def __init__(
+        self, families: Families, codes: dict[tuple[str, str], str], measured: tuple[str, ...] = ()
+    ) -> None:
+        self._codes, self._size, self.measured = codes, len(families), measured
         places = ((name, (n, at)) for n, group in enumerate(families) for at, name in enumerate(group))
         self._places = dict(places)
 
@@ -105,15 +110,20 @@ class Order:
         return self._codes.get((above, below))
 
 
-def order_of(call: Call, env: Environment) -> Order:
-    """The order for calls of a kind on a machine."""
+def order_of(call: Call, env: Environment, measured: tuple[str, ...] = ()) -> Order:
+    """The order for calls of a kind on a machine; ``measured``: candidates that were timed there."""
     arch = env.arch
     rows = tuple([lead for lead in LEADS if lead.concerns(call, arch) and lead.open(env)])
-    return ordered(arch, call.training, rows)
+    return ordered(arch, call.training, rows, measured)
 
 
-@lru_cache(maxsize=256)
-def ordered(arch: int | None, training: bool = False, rows: tuple[Lead, ...] = ()) -> Order:
+@lru_cache(maxsize=1024)
+def ordered(
+    arch: int | None,
+    training: bool = False,
+    rows: tuple[Lead, ...] = (),
+    measured: tuple[str, ...] = (),
+) -> Order:
     """An architecture's order, changed by some rows, the later ones on top."""
     groups = [list(together) for together in _base(arch, training)]
     codes: dict[tuple[str, str], str] = {}
@@ -130,7 +140,7 @@ def ordered(arch: int | None, training: bool = False, rows: tuple[Lead, ...] = (
             if other in lead.over or before[other] >= before[moved]:
                 codes[other, moved] = lead.code
         groups.insert(place, [moved])
-    return Order(tuple(map(tuple, groups)), codes)
+    return Order(tuple(map(tuple, groups)), codes, measured)
 
 
 def _lead(row: dict[str, str]) -> Lead:

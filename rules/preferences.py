@@ -20,6 +20,24 @@ def your_order(c: RankKey, arch: int | None, policy: Policy) -> int:
     return policy.allow.index(c.name) if c.name in policy.allow else 0
 
 
+@preference("PREF016", short="slower when measured here", evidence="measured")
+def measured_here(c: RankKey, arch: int | None, policy: Policy) -> int:
+    """What was measured on this machine goes before what was published
+
+    Why: the file of ATTNSEL_FIGURES, or of Policy(figures=…), holds times of this call or one near it: on
+    this card or CPU model, in the same direction, with the same dtype, mask, window, determinism and head
+    dimensions, lengths within a factor of 2 and sequences x heads of 4. The nearest shape decides, of equals
+    the newest. Every kernel in it was compared with the reference first, so a last resort or one that nobody
+    has proven may come first. What it does not hold stands behind what it does. A kernel that plans for each
+    length counts as not measured where lengths grow: times are of a call whose plan was there.
+    Fix: measure again after an upgrade (attnsel explain --measure), or take the file away.
+    Source: your file, whose row the report names; attnsel/verdicts/measured.py.
+    """
+    ranking: tuple[str, ...] = () if c.order is None else c.order.measured
+    planning = c.growing and CANDIDATES[c.name].plan_per_length
+    return ranking.index(c.name) if c.name in ranking and not planning else len(ranking)
+
+
 @preference("PREF002", short="right everywhere, slow", evidence="measured")
 def last_resorts_last(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Candidates that are right everywhere and slow on a GPU come last.
@@ -197,7 +215,7 @@ def contested_order(c: RankKey, arch: int | None, policy: Policy) -> int:
     finds cuDNN 1.04 to 1.23 times as fast as FlashAttention 2, transformers' 0.93 (A10G) and 1.00 (L40S). On
     sm120 cuDNN is ahead by 1.07 forward on an RTX 5090, and at 0.88 in transformers' training shapes on an
     RTX PRO 6000. Of two that are contested, the one with less to adapt goes first (PREF007).
-    Fix: measure your shapes (attnsel prove, or your own step), and say your order: ATTNSEL_BACKENDS.
+    Fix: measure your shapes (attnsel explain --measure), and let ATTNSEL_FIGURES name the file.
     Source: FlashAttention-3 paper; flash-attention#1893 and #1310; tritonbench#141; cudnn-frontend's
     benchmarks (9.19.1 on an H200, 9.22 and 9.27 on a GB200); FlashAttention-4 paper; sglang#33655;
     pytorch#192799; transformers PR #48163; learn-cuda, 07_attention; TransformerEngine v2.18, utils.py, lines

@@ -30,6 +30,7 @@ LATE = {
     "attnsel.backends.triton.run",
     "attnsel.cli",
     "attnsel.cli.explain",
+    "attnsel.cli.explain_measure",
     "attnsel.cli.known",
     "attnsel.cli.program",
     "attnsel.cli.question",

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from attnsel.params import AttentionParams
 
 
+_OF_MEASURING = ("short", "sources", "measure", "budget", "out")
+"""What says something with --measure."""
+
+
 _OF_A_MODEL = ("model", "tp-size", "as", "switch")
 """What says something with --model, of the flags that are this command's own."""
 
@@ -74,6 +78,19 @@ def explain(
         float | None,
         Parameter(group=THE_MACHINE, help="with --cp-size: GB/s per GPU and direction between nodes"),
     ] = None,
+    measure: Annotated[
+        bool, yes_or_no("time every candidate that runs the call on this machine", group=OUTPUT)
+    ] = False,
+    budget: Annotated[
+        float | None, Parameter(group=OUTPUT, help="with --measure: seconds in all; 30 if left out")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(
+            group=OUTPUT,
+            help="with --measure: rows are appended to it; ~/.cache/attnsel/figures.csv if left out",
+        ),
+    ] = None,
     short: Annotated[bool, yes_or_no("twelve lines at most", group=OUTPUT)] = False,
     form: Form = TEXT,
 ) -> int:
@@ -109,7 +126,13 @@ def explain(
     --model NAME|FILE|FOLDER answers for every kind of attention in a model, in training, prefill and decode
     (docs/how-to/models.md), at --batch and --seqlen. --json then has calls, other, kv_cache_bytes and fixes.
 
-    Exit code: 0 a backend was found, 2 bad input, 3 no backend, or a log with nothing known in it.
+    --measure runs the call here, on random tensors, with every candidate that can: each is compared with the
+    reference, then all are timed in turn, forward and in training backward, and the times are appended to
+    --out, which ATTNSEL_FIGURES=FILE or --figures FILE makes the choice follow (docs/how-to/measure.md).
+    --json then has measured (candidates, rows, published, file). Ctrl-C keeps what was measured.
+
+    Exit code: 0 a backend was found, 2 bad input, 3 no backend, or a log with nothing known in it, 130
+    interrupted.
     """
     form.require_one(short=short)
     own = {
@@ -123,6 +146,9 @@ def explain(
         "switch": switch,
         "model": model,
         "tp-size": tp_size,
+        "measure": measure,
+        "budget": budget,
+        "out": out,
     }
     if from_log is not None:
         _say_nothing(own, "with --from-log")
@@ -136,6 +162,14 @@ def explain(
         ranks = 1 if tp_size is None else tp_size
         return explain_model(model, question, ranks, asked_of(as_, switch), form)
     _say_nothing({"tp-size": tp_size}, "without --model")
+    if measure:
+        _say_nothing(
+            {name: value for name, value in own.items() if name not in _OF_MEASURING}, "with --measure"
+        )
+        from attnsel.cli.explain_measure import explain_measured  # with torch: for this flag alone
+
+        return explain_measured(question, 30.0 if budget is None else budget, out, short, sources, form)
+    _say_nothing({"budget": budget, "out": out}, "without --measure")
     for name in ("sources",) if sources and (short or form.json) else ():
         raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")
     asked = asked_of(as_, switch)

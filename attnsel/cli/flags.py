@@ -21,6 +21,7 @@ from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec, read_
 from attnsel.params.layout import LAYOUTS, read_layout
 from attnsel.params.options import KINDS
 from attnsel.policy import Policy
+from attnsel.verdicts.measured import Figures
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -175,8 +176,8 @@ def _from_field(part: Literal["params", "policy"], field: str, info: FieldInfo, 
                 kind, text = tuple[int, ...], f"{text}; one number is both"
     if kind is int:
         extra["converter"] = count_converter
-    if kind is ByteSize:
-        kind = str  # the model reads units
+    if kind in (ByteSize, Figures):
+        kind = str  # the model reads units, and files
     if get_origin(kind) is Literal:
         choices = tuple(map(str, get_args(kind)))
         text += f": {', '.join(choices)}"

@@ -150,22 +150,27 @@ def plain_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Called with how much is done, it moves a bar on standard error once a person waited for a second."""
+def bar(what: str, total: int, still: bool = False) -> Iterator[Callable[[float], None]]:
+    """Called with how much is done, it moves a bar on standard error once a person waited for a second.
+
+    ``still``: it is drawn in that call alone, at most four times a second: what is timed is left alone.
+    """
     if not sys.stderr.isatty():
         yield lambda done: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
-    shown = Progress(console=Console(stderr=True), transient=True)
+    shown = Progress(console=Console(stderr=True), transient=True, auto_refresh=not still)
     task = shown.add_task(what, total=total)
-    began = time.monotonic()
+    due = time.monotonic() + 1
 
-    def move(done: int) -> None:
-        if time.monotonic() - began > 1:
+    def move(done: float) -> None:
+        nonlocal due
+        if time.monotonic() > due:
             shown.start()
-            shown.update(task, completed=done)
+            shown.update(task, completed=done, refresh=still)
+            due += 0.25 * still
 
     try:
         yield move

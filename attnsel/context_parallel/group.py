@@ -232,6 +232,7 @@ def sum_rows(member: Member, x: Tensor, order: Tensor, row_dim: int) -> Tensor:
 
 ERROR = "error"
 BACKEND = "chosen backend"
+FIGURES = "ATTNSEL_FIGURES (digest of the file)"
 CALL, MODULE, RUNS = "call", "module", "runs"  # of the group: group.Calls
 FORWARD, BACKWARD = "forward", "backward"  # values of RUNS
 

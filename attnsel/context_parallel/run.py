@@ -16,6 +16,7 @@ from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.registry import CANDIDATES
 from attnsel.context_parallel.group import (
     BACKEND,
+    FIGURES,
     ContextParallel,
     Fields,
     RanksRefused,
@@ -303,7 +304,9 @@ def _as_exchanged(call: RankCall, t: Tensor) -> Tensor:
 
 def _add_fields(fields: Fields, cp: ContextParallel, call: Call, selection: Selection) -> None:
     """What this rank is about to do, and what its kernels refused of it."""
-    fields.update({"cp_comm_type": cp.comm_type, BACKEND: str(selection.backend)})
+    figures = selection.policy.figures
+    fields.update({"cp_comm_type": cp.comm_type, FIGURES: "none" if figures is None else figures.digest})
+    fields[BACKEND] = str(selection.backend)
     for name, t in (("query_layer", call.q), ("key_layer", call.k), ("value_layer", call.v)):
         fields[f"{name}.shape"], fields[f"{name}.dtype"] = str(tuple(t.shape)), str(t.dtype)
     for name, value in json.loads(call.config.text).items():

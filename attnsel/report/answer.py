@@ -282,11 +282,14 @@ def _adaptation(made: Adaptation, p: AttentionParams) -> Inline:
 
 
 def worth(selection: SelectionView, sources: bool = False) -> Iterator[Item]:
-    """What was published of the choice beside the next; where nobody has, that."""
+    """What was measured here, and published of the choice beside the next; where nobody has, that."""
     for one in selection.figures:
-        who = one.source["title"].split("@")[0].split(" benchmark/")[0]
+        who = one.source["source"] if one.here else one.source["title"].split("@")[0].split(" benchmark/")[0]
         below = (source(one.source["source"]),) if sources else ()
-        yield Item(f"{figure_words(one)} ({who}, {one.source['date']})", label="Published", below=below)
+        label = f"Measured here ({one.name})" if one.here else "Published"
+        yield Item(f"{figure_words(one)} ({who}, {one.source['date']})", label=label, below=below)
+    if selection.policy.figures is not None and not any(one.here for one in selection.figures):
+        yield Item(f"nothing near this call in {selection.policy.figures.path}", label="Measured here")
     families = {
         CANDIDATES[c.name].kernel_family for c in selection.ranked if not CANDIDATES[c.name].last_resort
     }

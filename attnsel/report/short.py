@@ -113,7 +113,8 @@ def _runs(candidate: Candidate, selection: SelectionView) -> str:
     if candidate.name != selection.backend or not selection.figures:
         return text
     verb, *notes = text.split(" · ")
-    return " · ".join((verb, clause_words(selection.figures[-1], candidate.name), *notes))
+    told = selection.figures[0 if selection.figures[0].here else -1]
+    return " · ".join(filter(None, (verb, clause_words(told, candidate.name), *notes)))
 
 
 def _and_more(reasons: Sized) -> str:

@@ -11,8 +11,9 @@ from attnsel.verdicts.requirements import size
 if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
-    from attnsel.rules.figures import Measurement, Row
+    from attnsel.rules.figures import Measurement
     from attnsel.selection.view import SelectionView
+    from attnsel.verdicts.measured import Row
 
 
 def on_gpu(env: Environment) -> bool:
@@ -149,10 +150,16 @@ def shape_words(shape: Row, card: str = "") -> str:
 
 def clause_words(one: Measurement, name: str) -> str:
     """In a clause, of the choice and the fastest other: ``648, cudnn 541 TFLOP/s (H100 d128 8k fwd)``."""
-    families = {row["kernel"]: CANDIDATES[row["kernel"]].kernel_family for row in one.rows}
-    own = next(row for row in one.rows if families[row["kernel"]] == CANDIDATES[name].kernel_family)
-    other = next(row for row in one.rows if families[row["kernel"]] != families[own["kernel"]])
-    where = own["gpu"] or f"sm{own['arch']}"
+    if one.here:
+        families, family = {row["kernel"]: row["kernel"] for row in one.rows}, name
+    else:
+        families = {row["kernel"]: CANDIDATES[row["kernel"]].kernel_family for row in one.rows}
+        family = CANDIDATES[name].kernel_family
+    own = next((row for row in one.rows if families[row["kernel"]] == family), None)
+    other = next((row for row in one.rows if families[row["kernel"]] != family), None)
+    if own is None or other is None:  # of what was measured here it may be the only one, or not among them
+        return ""
+    where = "here," if one.here else own["gpu"] or f"sm{own['arch']}"
     both = measured_words((own, other)).removeprefix(f"{name} ")
     return f"{both} ({where} d{own['head_dim_qk']} {short_length(int(own['seqlen_q']))} {own['direction']})"
 

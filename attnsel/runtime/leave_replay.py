@@ -97,7 +97,9 @@ def _write(call: Call, happened: Happened, params: AttentionParams, environment:
         happened=happened,
         config=call.config.text,
         params=params,
-        settings=call.settings.replace(**dict.fromkeys(_PRIVATE)),
+        settings=call.settings.replace(
+            policy=call.settings.policy.replace(figures=None), **dict.fromkeys(_PRIVATE)
+        ),
         environment=environment,
         generator=_generator(call.q.device, readable),
         tensors=tuple(_records(dict(_tensors(call)), readable)),

@@ -61,7 +61,13 @@ def check(bound: Bound, call: Call) -> bool:
         return False
     if not _is_plain(call):
         return True  # a subclass may do anything; autograd refuses inference tensors in its own words
-    run = bound.run
+    compare(bound, call)
+    return True
+
+
+def compare(bound: Bound, call: Call) -> None:
+    """Compare a call of plain tensors, whatever was compared before. Raises as ``check``."""
+    selection, run = bound.selection, bound.run
     if call.config.attention_dropout and not _drops_as_reference(selection):
         run = bind(*_without_dropout(selection, call)).run
 
@@ -69,7 +75,6 @@ def check(bound: Bound, call: Call) -> bool:
         return _through_autograd(run, call, into)
 
     _compare(kernel, selection, call)
-    return True
 
 
 def check_gradients(bound: Bound, call: Call, *, carried: bool = False) -> bool:

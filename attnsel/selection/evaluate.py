@@ -26,6 +26,7 @@ from attnsel.rules.api import INTERPRETED, Limit, PolicyRule, Rule
 from attnsel.rules.orders import Call, Order, lengths, order_of
 from attnsel.selection.adaptations import ADAPTERS, bias_shape
 from attnsel.selection.rule_index import Bits, fields_of, gate_of, rule_index
+from attnsel.verdicts.measured import Figures, Shape, nearest
 from attnsel.verdicts.reasons import Adaptation, Candidate, Page, Reason, Violation
 from attnsel.verdicts.requirements import Requirement, holds_together
 
@@ -268,7 +269,18 @@ class Kind:
     candidate; ``voices``: by component that was assumed.
     """
 
-    __slots__ = ("_orders", "_rules", "env", "like", "reach", "settled", "standing", "voices", "waivers")
+    __slots__ = (
+        "_measured",
+        "_orders",
+        "_rules",
+        "env",
+        "like",
+        "reach",
+        "settled",
+        "standing",
+        "voices",
+        "waivers",
+    )
 
     def __init__(self, shared: tuple[Any, ...], env: Environment, waivers: Waivers) -> None:
         self.like = _ANY.rewritten(**dict(zip(_SHARED, shared, strict=True)))
@@ -278,15 +290,24 @@ class Kind:
         self.settled: dict[str, tuple[list[Reason], Candidate]] = {}
         self.voices: dict[str, Any] = {}
         self._rules: dict[Any, KindRules] = {}
-        self._orders: dict[tuple[bool, bool], Order] = {}
+        self._orders: dict[tuple[bool, bool, tuple[str, ...]], Order] = {}
+        self._measured: dict[Figures, tuple[Shape, ...]] = {}
 
-    def order(self, p: AttentionParams) -> Order:
-        """The order of kernel families for one of its questions."""
-        key = lengths(p.max_seqlen_q, p.max_seqlen_kv)
+    def order(self, p: AttentionParams, figures: Figures | None = None) -> Order:
+        """The order of kernel families for one of its questions, and of candidates that were timed there."""
+        shape = None if figures is None else self.measured(p, figures)
+        key = (*lengths(p.max_seqlen_q, p.max_seqlen_kv), () if shape is None else shape.ranking)
         found = self._orders.get(key)
         if found is None:
-            found = self._orders[key] = order_of(Call.of(p), self.env)
+            found = self._orders[key] = order_of(Call.of(p), self.env, key[2])
         return found
+
+    def measured(self, p: AttentionParams, figures: Figures) -> Shape | None:
+        """The row of a file that speaks for one of its questions."""
+        shapes = self._measured.get(figures)
+        if shapes is None:
+            shapes = self._measured[figures] = figures.about(self.like, self.env)
+        return nearest(shapes, p) if shapes else None
 
     def rules(self, among: tuple[str, ...] = (), changed: frozenset[str] = frozenset()) -> KindRules:
         """Those about some candidates, or all; of them, those that read a field which ``changed``."""

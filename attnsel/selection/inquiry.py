@@ -31,6 +31,7 @@ from attnsel.selection.evaluate import (
 from attnsel.selection.f_sdpa import BY_F_SDPA, OLDEST, f_sdpa_order
 from attnsel.selection.rule_index import rule_index
 from attnsel.selection.steps import steps_against
+from attnsel.verdicts.measured import Shape
 from attnsel.verdicts.reasons import (
     REFUSED,
     WRONG_NUMBERS,
@@ -244,7 +245,7 @@ class Inquiry:
     def decide(self) -> Candidate | None:
         """The first candidate that stands; on a detected machine, the first that attnsel can run there."""
         p, env, policy = self.p, self.env, self.policy
-        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env), self._kind.order(p))
+        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env), self._order())
         unwanted = self._unwanted
         best: Candidate | None = None
         best_key: tuple[int, ...] = ()
@@ -278,13 +279,22 @@ class Inquiry:
         for name in CANDIDATES:
             candidate = self._judged[name]
             (refused if candidate.verdict == "refused" else standing).append(candidate)
-        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env), self._kind.order(p))
+        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env), self._order())
         keys = tuple([rank_key(candidate, p, of) for candidate in standing])
         ranked = [
             standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by is last
             for i, code in order(keys, env.arch, self.policy)
         ]
         return (*ranked, *refused)
+
+    def _order(self) -> Order:
+        return self._kind.order(self.p, self.policy.figures)
+
+    @property
+    def measured(self) -> Shape | None:
+        """What was measured on this machine, and the choice follows."""
+        figures = self.policy.figures
+        return None if figures is None else self._kind.measured(self.p, figures)
 
     def judge(self, name: str) -> Candidate:
         """One candidate's verdict."""

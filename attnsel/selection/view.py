@@ -16,6 +16,7 @@ from attnsel.selection.evaluate import waived_codes
 from attnsel.selection.inquiry import Inquiry, Remark, remarks_on, waivers_of
 from attnsel.selection.unlock import Unlock, find_unlocks
 from attnsel.verdicts.dispatch import Dispatch
+from attnsel.verdicts.measured import card_of
 from attnsel.verdicts.reasons import NO_EVIDENCE, Candidate, Evidence, Reason
 
 
@@ -127,10 +128,14 @@ class SelectionView:
 
     @property
     def figures(self) -> tuple[Measurement, ...]:
-        """What was published nearest to this call, of its choice beside another kernel."""
-        device = self._inquiry.env.device
+        """What was measured on this machine and the choice follows; then what was published nearest to this
+        call, of the choice beside another kernel."""
+        env, shape = self._inquiry.env, self._inquiry.measured
+        here = () if shape is None else (Measurement(shape.rows[0]["pair"], shape.rows, True),)
         standing = tuple(c.name for c in self.ranked)
-        return nearest(self.params, device.arch, device.name, standing) if device.arch is not None else ()
+        if env.arch is None:
+            return here
+        return (*here, *nearest(self.params, env.arch, card_of(env), standing))
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,18 @@ LINES = {
 }
 
 
+def _measured(published: list[Any]) -> Iterator[Any]:
+    """What ``explain --measure`` adds: on a CPU, and as on a GPU."""
+    from attnsel.cli.explain_measure import record
+    from attnsel.runtime.measure import Measuring
+
+    found = Measuring(select(AttentionParams(), Environment.detect("cpu")))
+    found.timed[0].samples = {"fwd": [1.0, 2.0], "bwd": [3.0], "fwd+bwd": [4.0]}
+    yield record(found, None)
+    found.timed[0].peak_bytes = 1 << 20
+    yield {**record(found, "figures.csv"), "published": published}
+
+
 def printed(line: str) -> Any:
     out = io.StringIO()
     with redirect_stdout(out), mock.patch.object(settings, "_process", None):
@@ -162,10 +175,12 @@ def samples() -> dict[str, list[Any]]:
     found["plan"] = [answer["context_parallel"] for answer in found["plan"]]
     found["selection"] += [{**found["selection"][0], "library": library} for library in _libraries()]
     found["selection"] += _with_layouts()
+    found["measured"] = list(_measured([one for answer in found["selection"] for one in answer["figures"]]))
+    found["selection"] += [{**found["selection"][0], "measured": each} for each in found["measured"]]
     found["debug"] = [
         stamped("debug", {"event": "selection", "label": "layer 1", **process_record(), **answer})
         for answer in found["selection"]
-        if "context_parallel" not in answer and "library" not in answer
+        if answer.keys().isdisjoint(("context_parallel", "library", "measured"))
     ]
     from attnsel.pages.rule import whole_page
 

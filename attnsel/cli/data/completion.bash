@@ -9,7 +9,7 @@ _attnsel() {
   prev="${COMP_WORDS[COMP_CWORD-1]}"
 
   # Build list of options that take values (to skip their arguments)
-  local options_with_values='--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --jobs --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --window-size'
+  local options_with_values='--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --figures --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --jobs --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --window-size'
 
   # Build list of all valid command names (to distinguish from positionals)
   local all_commands='can-i-use completion doctor explain gpus prove replay report rule rules run watch'
@@ -86,7 +86,7 @@ _attnsel() {
       case "${cmd_path[@]}" in
         "can-i-use")
           if [[ ${cur} == -* ]]; then
-            local -a _c=("--params" "--head-dim" "--seqlen" "--seq-len" "--causal" "--no-causal" "--sliding-window" "--dtype" "--qkv-layout" "--layout" "--batch-size" "--batch" "--num-heads" "--heads" "--num-attention-heads" "--num-gqa-groups" "--kv-heads" "--num-kv-heads" "--num-key-value-heads" "--max-seqlen-q" "--seqlen-q" "--max-seqlen-kv" "--seqlen-kv" "--head-dim-qk" "--head-dim-v" "--attn-mask-type" "--mask" "--window-size" "--bottom-right-diagonal" "--no-bottom-right-diagonal" "--core-attention-bias-type" "--core-attention-bias-shape" "--core-attention-bias-requires-grad" "--no-core-attention-bias-requires-grad" "--alibi-slopes-shape" "--softmax-type" "--softcap" "--attention-dropout" "--dropout" "--training" "--inference" "--deterministic" "--no-deterministic" "--return-lse" "--no-return-lse" "--return-max-logit" "--no-return-max-logit" "--kv-cache" "--page-size" "--pad-between-seqs" "--no-pad-between-seqs" "--cp-size" "--cp-comm-type" "--cuda-graph" "--no-cuda-graph" "--fp8" "--no-fp8" "--mask-dtype" "--tensor-rank" "--fp8-recipe" "--gpu" "--torch" "--triton" "--cudnn" "--cudnn-frontend" "--cuda" "--python" "--flash-attn" "--flash-attn-3" "--flash-attn-4" "--transformer-engine" "--platform" "--torch-flash" "--missing" "--backend" "--allow" "--deny" "--adapt" "--allow-known-bugs" "--preview" "--no-preview" "--memory-limit" "--stride" "--misaligned" "--env" "--rows" "--cols" "--kernel" "--as" "--switch" "--csv" "--markdown" "--json" "--help" "-h" "--version")
+            local -a _c=("--params" "--head-dim" "--seqlen" "--seq-len" "--causal" "--no-causal" "--sliding-window" "--dtype" "--qkv-layout" "--layout" "--batch-size" "--batch" "--num-heads" "--heads" "--num-attention-heads" "--num-gqa-groups" "--kv-heads" "--num-kv-heads" "--num-key-value-heads" "--max-seqlen-q" "--seqlen-q" "--max-seqlen-kv" "--seqlen-kv" "--head-dim-qk" "--head-dim-v" "--attn-mask-type" "--mask" "--window-size" "--bottom-right-diagonal" "--no-bottom-right-diagonal" "--core-attention-bias-type" "--core-attention-bias-shape" "--core-attention-bias-requires-grad" "--no-core-attention-bias-requires-grad" "--alibi-slopes-shape" "--softmax-type" "--softcap" "--attention-dropout" "--dropout" "--training" "--inference" "--deterministic" "--no-deterministic" "--return-lse" "--no-return-lse" "--return-max-logit" "--no-return-max-logit" "--kv-cache" "--page-size" "--pad-between-seqs" "--no-pad-between-seqs" "--cp-size" "--cp-comm-type" "--cuda-graph" "--no-cuda-graph" "--fp8" "--no-fp8" "--mask-dtype" "--tensor-rank" "--fp8-recipe" "--gpu" "--torch" "--triton" "--cudnn" "--cudnn-frontend" "--cuda" "--python" "--flash-attn" "--flash-attn-3" "--flash-attn-4" "--transformer-engine" "--platform" "--torch-flash" "--missing" "--backend" "--allow" "--deny" "--adapt" "--allow-known-bugs" "--preview" "--no-preview" "--memory-limit" "--figures" "--stride" "--misaligned" "--env" "--rows" "--cols" "--kernel" "--as" "--switch" "--csv" "--markdown" "--json" "--help" "-h" "--version")
             local _q
             COMPREPLY=()
             for _x in "${_c[@]}"; do
@@ -344,6 +344,9 @@ _attnsel() {
                 COMPREPLY=()
                 ;;
               --memory-limit)
+                COMPREPLY=()
+                ;;
+              --figures)
                 COMPREPLY=()
                 ;;
               --stride)
@@ -407,7 +410,7 @@ _attnsel() {
           ;;
         "explain")
           if [[ ${cur} == -* ]]; then
-            local -a _c=("--params" "--head-dim" "--seqlen" "--seq-len" "--causal" "--no-causal" "--sliding-window" "--dtype" "--qkv-layout" "--layout" "--batch-size" "--batch" "--num-heads" "--heads" "--num-attention-heads" "--num-gqa-groups" "--kv-heads" "--num-kv-heads" "--num-key-value-heads" "--max-seqlen-q" "--seqlen-q" "--max-seqlen-kv" "--seqlen-kv" "--head-dim-qk" "--head-dim-v" "--attn-mask-type" "--mask" "--window-size" "--bottom-right-diagonal" "--no-bottom-right-diagonal" "--core-attention-bias-type" "--core-attention-bias-shape" "--core-attention-bias-requires-grad" "--no-core-attention-bias-requires-grad" "--alibi-slopes-shape" "--softmax-type" "--softcap" "--attention-dropout" "--dropout" "--training" "--inference" "--deterministic" "--no-deterministic" "--return-lse" "--no-return-lse" "--return-max-logit" "--no-return-max-logit" "--kv-cache" "--page-size" "--pad-between-seqs" "--no-pad-between-seqs" "--cp-size" "--cp-comm-type" "--cuda-graph" "--no-cuda-graph" "--fp8" "--no-fp8" "--mask-dtype" "--tensor-rank" "--fp8-recipe" "--gpu" "--torch" "--triton" "--cudnn" "--cudnn-frontend" "--cuda" "--python" "--flash-attn" "--flash-attn-3" "--flash-attn-4" "--transformer-engine" "--platform" "--torch-flash" "--missing" "--backend" "--allow" "--deny" "--adapt" "--allow-known-bugs" "--preview" "--no-preview" "--memory-limit" "--stride" "--misaligned" "--env" "--from-log" "--model" "--tp-size" "--ask-library" "--sources" "--cudnn-lib" "--as" "--switch" "--gpus-per-node" "--link-gbs" "--network-gbs" "--short" "--markdown" "--json" "--help" "-h" "--version")
+            local -a _c=("--params" "--head-dim" "--seqlen" "--seq-len" "--causal" "--no-causal" "--sliding-window" "--dtype" "--qkv-layout" "--layout" "--batch-size" "--batch" "--num-heads" "--heads" "--num-attention-heads" "--num-gqa-groups" "--kv-heads" "--num-kv-heads" "--num-key-value-heads" "--max-seqlen-q" "--seqlen-q" "--max-seqlen-kv" "--seqlen-kv" "--head-dim-qk" "--head-dim-v" "--attn-mask-type" "--mask" "--window-size" "--bottom-right-diagonal" "--no-bottom-right-diagonal" "--core-attention-bias-type" "--core-attention-bias-shape" "--core-attention-bias-requires-grad" "--no-core-attention-bias-requires-grad" "--alibi-slopes-shape" "--softmax-type" "--softcap" "--attention-dropout" "--dropout" "--training" "--inference" "--deterministic" "--no-deterministic" "--return-lse" "--no-return-lse" "--return-max-logit" "--no-return-max-logit" "--kv-cache" "--page-size" "--pad-between-seqs" "--no-pad-between-seqs" "--cp-size" "--cp-comm-type" "--cuda-graph" "--no-cuda-graph" "--fp8" "--no-fp8" "--mask-dtype" "--tensor-rank" "--fp8-recipe" "--gpu" "--torch" "--triton" "--cudnn" "--cudnn-frontend" "--cuda" "--python" "--flash-attn" "--flash-attn-3" "--flash-attn-4" "--transformer-engine" "--platform" "--torch-flash" "--missing" "--backend" "--allow" "--deny" "--adapt" "--allow-known-bugs" "--preview" "--no-preview" "--memory-limit" "--figures" "--stride" "--misaligned" "--env" "--from-log" "--model" "--tp-size" "--ask-library" "--sources" "--cudnn-lib" "--as" "--switch" "--gpus-per-node" "--link-gbs" "--network-gbs" "--measure" "--budget" "--out" "--short" "--markdown" "--json" "--help" "-h" "--version")
             local _q
             COMPREPLY=()
             for _x in "${_c[@]}"; do
@@ -667,6 +670,9 @@ _attnsel() {
               --memory-limit)
                 COMPREPLY=()
                 ;;
+              --figures)
+                COMPREPLY=()
+                ;;
               --stride)
                 COMPREPLY=()
                 ;;
@@ -702,6 +708,12 @@ _attnsel() {
                 ;;
               --network-gbs)
                 COMPREPLY=()
+                ;;
+              --budget)
+                COMPREPLY=()
+                ;;
+              --out)
+                COMPREPLY=( $(compgen -f -- "${cur}") )
                 ;;
               *)
                 COMPREPLY=()

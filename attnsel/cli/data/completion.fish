@@ -5,7 +5,7 @@
 function __fish_attnsel_using_command
     set -l cmd (commandline -opc)
     set -l subcommands
-    set -l options_with_values '--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --jobs --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --window-size'
+    set -l options_with_values '--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --figures --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --jobs --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --window-size'
     set -l all_commands 'can-i-use completion doctor explain gpus prove replay report rule rules run watch'
     set -l skip_next 0
     # Extract command words (only real subcommand names) from command line
@@ -45,7 +45,7 @@ end
 function __fish_attnsel_positional_index
     set -l cmd (commandline -opc)
     set -l path_len $argv[1]
-    set -l options_with_values '--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --jobs --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --window-size'
+    set -l options_with_values '--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --figures --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --jobs --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --window-size'
     set -l skip_next 0
     set -l consumed_path 0
     set -l count 0
@@ -177,6 +177,7 @@ complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l allow-known-b
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l preview -d 'let rules refuse that are still tried out'
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l no-preview -d 'let rules refuse that are still tried out'
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l memory-limit -r -d 'most memory, such as 2GiB, that a call may take for scores, masks, copies and t…'
+complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l figures -r -d 'a file of explain --measure: what was measured here goes before what was publis…'
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l stride -r -d 'q=S0,S1,S2,S3: steps in elements, in the layout'\''s order, 0 for expanded; also k…'
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l misaligned -r -d 'q,k,v,mask: tensors that begin one element off a 16-byte boundary; q=4: at 4 by…'
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l env -r -F -d 'JSON of Environment, of an earlier --json or of doctor --json; - reads standard…'
@@ -289,6 +290,7 @@ complete -c attnsel -n '__fish_attnsel_using_command explain' -l allow-known-bug
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l preview -d 'let rules refuse that are still tried out'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l no-preview -d 'let rules refuse that are still tried out'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l memory-limit -r -d 'most memory, such as 2GiB, that a call may take for scores, masks, copies and t…'
+complete -c attnsel -n '__fish_attnsel_using_command explain' -l figures -r -d 'a file of explain --measure: what was measured here goes before what was publis…'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l stride -r -d 'q=S0,S1,S2,S3: steps in elements, in the layout'\''s order, 0 for expanded; also k…'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l misaligned -r -d 'q,k,v,mask: tensors that begin one element off a 16-byte boundary; q=4: at 4 by…'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l env -r -F -d 'JSON of Environment, of an earlier --json or of doctor --json; - reads standard…'
@@ -303,6 +305,9 @@ complete -c attnsel -n '__fish_attnsel_using_command explain' -l switch -r -d 'w
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l gpus-per-node -r -d 'with --cp-size: GPUs that share the fast links'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l link-gbs -r -d 'with --cp-size: GB/s per GPU and direction within a node'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l network-gbs -r -d 'with --cp-size: GB/s per GPU and direction between nodes'
+complete -c attnsel -n '__fish_attnsel_using_command explain' -l measure -d 'time every candidate that runs the call on this machine'
+complete -c attnsel -n '__fish_attnsel_using_command explain' -l budget -r -d 'with --measure: seconds in all; 30 if left out'
+complete -c attnsel -n '__fish_attnsel_using_command explain' -l out -r -F -d 'with --measure: rows are appended to it; ~/.cache/attnsel/figures.csv if left o…'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l short -d 'twelve lines at most'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l markdown -d 'print Markdown, for an issue'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l json -d 'print JSON instead of text'

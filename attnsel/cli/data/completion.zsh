@@ -113,6 +113,11 @@ _cyclopts_attnsel() {
               _files
               return
               ;;
+            --out=*)
+              compset -P '--out='
+              _files
+              return
+              ;;
           esac
           _arguments \
             '*--params[JSON of AttentionParams, of an earlier --json, or what TransformerEngine prints…]:params:_files' \
@@ -197,6 +202,7 @@ _cyclopts_attnsel() {
             '--preview[let rules refuse that are still tried out]' \
             '--no-preview[let rules refuse that are still tried out]' \
             '*--memory-limit[most memory, such as 2GiB, that a call may take for scores, masks, copies and t…]:memory-limit' \
+            '*--figures[a file of explain --measure\: what was measured here goes before what was publis…]:figures' \
             '*--stride[q=S0,S1,S2,S3\: steps in elements, in the layout'\''s order, 0 for expanded; also k…]:stride' \
             '*--misaligned[q,k,v,mask\: tensors that begin one element off a 16-byte boundary; q=4\: at 4 by…]:misaligned' \
             '*--env[JSON of Environment, of an earlier --json or of doctor --json; - reads standard…]:env:_files' \
@@ -211,6 +217,9 @@ _cyclopts_attnsel() {
             '*--gpus-per-node[with --cp-size\: GPUs that share the fast links]:gpus-per-node' \
             '*--link-gbs[with --cp-size\: GB/s per GPU and direction within a node]:link-gbs' \
             '*--network-gbs[with --cp-size\: GB/s per GPU and direction between nodes]:network-gbs' \
+            '--measure[time every candidate that runs the call on this machine]' \
+            '*--budget[with --measure\: seconds in all; 30 if left out]:budget' \
+            '*--out[with --measure\: rows are appended to it; ~/.cache/attnsel/figures.csv if left o…]:out:_files' \
             '--short[twelve lines at most]' \
             '--markdown[print Markdown, for an issue]' \
             '--json[print JSON instead of text]' \
@@ -381,6 +390,7 @@ _cyclopts_attnsel() {
             '--preview[let rules refuse that are still tried out]' \
             '--no-preview[let rules refuse that are still tried out]' \
             '*--memory-limit[most memory, such as 2GiB, that a call may take for scores, masks, copies and t…]:memory-limit' \
+            '*--figures[a file of explain --measure\: what was measured here goes before what was publis…]:figures' \
             '*--stride[q=S0,S1,S2,S3\: steps in elements, in the layout'\''s order, 0 for expanded; also k…]:stride' \
             '*--misaligned[q,k,v,mask\: tensors that begin one element off a 16-byte boundary; q=4\: at 4 by…]:misaligned' \
             '*--env[JSON of Environment, of an earlier --json or of doctor --json; - reads standard…]:env:_files' \

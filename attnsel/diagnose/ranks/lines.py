@@ -269,6 +269,8 @@ def _circumstances(data: dict[str, Any]) -> Circumstances:
     values = {name: device.get("name") or device.get("type"), "architecture": f"sm{arch}" if arch else None}
     values |= {field: environment.get(field) for field in (*COMPONENTS, "platform", "torch_flash", "missing")}
     for field, value in list(_typed(data, "policy", dict).items())[:30]:
+        if field == "figures" and isinstance(value, str):
+            value = value.rpartition("@")[2]  # what it holds, wherever it lies
         values[_VARIABLE_OF.get(field) or f"the argument {short(field, str, 30)}"] = value
     values["attnsel"] = data.get("attnsel")
     values["tensors"] = _tensors(_typed(_typed(data, "params", dict), "tensors", dict))
