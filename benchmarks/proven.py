@@ -28,16 +28,16 @@ Known = Callable[[str], bool]
 def counts(record: dict[str, Any], known: Known) -> bool:
     """Whether a record can prove anything: of all tests of the suite, on a GPU, of a version in the history.
 
-    The version is a commit without changes, or the digest of an installed package's sources (sources.py) that
-    ``known`` finds in the history.
+    The version is a commit without changes, or the digest of the sources (sources.py) that ``known`` finds in
+    the history: of an installed package, or of a checkout that lay there without its history.
     """
     if record.get("benchmark") != "gpu" or record["device"]["type"] != "cuda":
         return False
     tests = record["tests"]
     if tests["selected"] != WHOLE or not tests["collected"]:
         return False
-    if record.get("commit"):
-        return not record.get("modified")
+    if record.get("commit") and not record.get("modified"):
+        return True
     return bool(record.get("sources")) and known(record["sources"])
 
 

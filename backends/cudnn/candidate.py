@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from attnsel.backends.cudnn.open_engines import planned_by
 from attnsel.environment.versions import Version
 from attnsel.params import ITEMSIZE
-from attnsel.verdicts.record import CandidateRecord, Efficiency
+from attnsel.verdicts.record import CandidateRecord, Efficiency, Proven
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
@@ -165,6 +165,17 @@ CUDNN_EFFICIENCY = (
     Efficiency({100, 103}, 0.68, "1708 of 2500 TFLOP/s on a GB200, cuDNN 9.22 (cudnn-frontend's benchmarks)"),
 )
 
+_ON_HOPPER = Proven(
+    "sm90",
+    frozenset({
+        "alibi", "bf16", "bias", "bias_grad", "bottom_right", "causal", "cuda_graph",
+        "deterministic", "dropout", "fp16", "gaps", "gqa", "lse", "max_logit", "padding", "paged",
+        "sinks", "strides", "thd", "top_left", "training", "window",
+    }),
+    256,
+)  # fmt: skip
+"""What benchmarks/results/gpu-h200.json shows, and tests/benchmarks/test_proven.py holds it to."""
+
 CANDIDATES = (
     CandidateRecord(
         name="cudnn",
@@ -182,6 +193,7 @@ CANDIDATES = (
         library="cudnn",
         beyond=planned_by,
         explain_refusal="attnsel.rules.cudnn.words:rules_that_say",
+        proven=(_ON_HOPPER,),
         unproven_last=False,  # the kernels are NVIDIA's; the code around them is checked on its first call
         kernel_family="cudnn",
         plan_per_length=True,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attnsel.backends.cudnn.candidate import CUDNN_EFFICIENCY, EXACT_CHANGES, workspace_in_pytorch
 from attnsel.backends.flash_attention.candidate import FLASH_2_EFFICIENCY, WRITTEN_FOR_FLASH_2
 from attnsel.params import ITEMSIZE
-from attnsel.verdicts.record import CandidateRecord, Memory
+from attnsel.verdicts.record import CandidateRecord, Memory, Proven
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
@@ -52,6 +52,16 @@ _sdpa = partial(
     trusted=True,
 )
 
+_ON_HOPPER = Proven(
+    "sm90",
+    frozenset({
+        "bf16", "bottom_right", "causal", "deterministic", "dropout", "fp16", "gaps", "gqa", "lse",
+        "padding", "thd", "top_left", "training", "window",
+    }),
+    256,
+)  # fmt: skip
+"""What benchmarks/results/gpu-h200.json shows, and tests/benchmarks/test_proven.py holds it to."""
+
 CANDIDATES = (
     _sdpa(
         name="sdpa.cudnn",
@@ -82,6 +92,7 @@ CANDIDATES = (
         adaptations=("drop_mask", "pad_head_dim_qk", "pad_head_dim_v", "contiguous", "pack"),
         trusted=False,
         library="torch",
+        proven=(_ON_HOPPER,),
         unproven_last=False,  # PyTorch's kernels; the code around them is checked on its first call
         kernel_family="flash",
         efficiency=FLASH_2_EFFICIENCY,  # its kernels are FlashAttention-2's
