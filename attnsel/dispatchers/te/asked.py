@@ -144,6 +144,7 @@ class Filter(NamedTuple):
         return (self.since is None or te >= self.since) and (self.until is None or te < self.until)
 
 
+_ROWS = read_rows("attnsel.dispatchers.te", "filters")
 _KERNELS = {"2": FLASH_2, "3": FLASH_3, "4": FLASH_4, "fused": FUSED, "unfused": UNFUSED}
 _TOLD = {"": LEVEL_2, "warning": LEVEL_1, "nothing": NOTHING}
 _COMPARED: dict[str, Callable[[Any, tuple[Any, ...]], bool]] = {
@@ -159,8 +160,7 @@ def filters(table: str, *functions: Callable[[FilterInput], object]) -> tuple[Fi
     """The rows of ``data/filters.csv`` that are in this table; ``functions`` are words of their conditions,
     without the underscore that their names begin with."""
     named = {function.__name__.lstrip("_"): function for function in functions}
-    rows = read_rows("attnsel.dispatchers.te", "filters")
-    return tuple(_filter(row, named) for row in rows if row["table"] == table)
+    return tuple(_filter(row, named) for row in _ROWS if row["table"] == table)
 
 
 def _filter(row: dict[str, str], named: dict[str, Any]) -> Filter:
@@ -188,19 +188,16 @@ def _condition(text: str, named: dict[str, Any]) -> Callable[[FilterInput], bool
 def _reading(word: str) -> Callable[[FilterInput], Any]:
     if word.startswith("NVTE_"):
         return lambda a: a.enabled(word)
-    if hasattr(FilterInput, word):
-        return attrgetter(word)
-    return attrgetter(f"env.{word}" if word in Environment.model_fields else f"p.{word}")
+    for holder, kind in (("", FilterInput), ("env.", Environment), ("p.", AttentionParams)):
+        if hasattr(kind, word) or word in getattr(kind, "model_fields", ()):
+            return attrgetter(f"{holder}{word}")
+    raise LookupError(f"filters.csv: nobody knows {word}")
 
 
 def _value(text: str) -> Any:
-    return (
-        int(text)
-        if text.isdecimal()
-        else Version.parse(text)
-        if text[:1].isdecimal() and "." in text
-        else text
-    )
+    if text.isdecimal():
+        return int(text)
+    return Version.parse(text) if "." in text else text
 
 
 # ---- TransformerEngine's variables that decide which attention runs ------------------------------------
