@@ -158,8 +158,8 @@ def test_pages(op: FlashOp, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 DEFAULT = made(CASES[0])[1]
 LENGTHS = int32([20, 11])
-# One of each kind: the guards of the op are recorded (backends/recorded/sdpa.txt), its windows too
-# (recorded_calls/sdpa.txt).
+# One of each kind: the guards of the op are recorded (tests/backends/recorded/sdpa.txt), its windows too
+# (tests/attnsel/recorded_calls/sdpa.txt).
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("from the top left", CAUSAL, {}),
     ("one tensor for the lengths", CAUSAL, {"seqlens_q": LENGTHS, "seqlens_kv": LENGTHS.clone()}),
