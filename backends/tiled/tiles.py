@@ -383,8 +383,9 @@ def accumulation_dtype(q: Tensor) -> torch.dtype:
 
 
 def four_dims(t: Tensor) -> Tensor:
-    """A view with ones in front, so that the dimensions are b, h, s_q, s_kv."""
-    return t[(None,) * (4 - t.dim())]
+    """A view with ones in front, so that the dimensions are b, h, s_q, s_kv. No index: that would ask for the
+    device, and a fake tensor's may not be there."""
+    return t.view((1,) * (4 - t.dim()) + t.shape)
 
 
 def check(spec: Spec, inputs: Inputs) -> None:

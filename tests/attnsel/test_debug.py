@@ -101,16 +101,6 @@ def test_a_logger_with_handlers_gets_the_messages(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("rank", "ranks", "lines"), [("0", "0", 1), ("3", "0", 0), ("3", "all", 1)])
-def test_rank_zero_speaks_unless_all_are_asked(
-    rank: str, ranks: Any, lines: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RANK", rank)
-    with override(debug=1, debug_ranks=ranks):
-        build()(*qkv())
-    assert capfd.readouterr().err.count("\n") == lines
-
-
 # Slow paths
 
 

@@ -6,9 +6,8 @@ import warnings
 
 import pytest
 
-from attnsel import InvalidInput, settings
+from attnsel import settings
 from attnsel.settings import VARIABLES, VariableWarning, configure, current
-from tables import each
 
 
 @pytest.fixture(autouse=True)
@@ -19,16 +18,6 @@ def fresh(monkeypatch):
     yield
     monkeypatch.undo()
     configure()
-
-
-@each("variable, text", [("ATTNSEL_BACKENDS", "fast"), ("ATTNSEL_DEBUG", "3")])
-def test_a_bad_variable_is_named_with_its_value(monkeypatch, variable, text):
-    with monkeypatch.context() as patched:
-        patched.setenv(variable, text)
-        with pytest.raises(InvalidInput) as caught:
-            configure()
-    assert caught.value.field == variable
-    assert caught.value.value == text
 
 
 def test_a_misspelt_variable_is_warned_of_once_at_the_callers_line(monkeypatch):

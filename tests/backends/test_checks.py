@@ -30,27 +30,12 @@ def direct(backend: str) -> tuple[Callable[..., Result], Callable[..., Any]]:
 
 X = torch.randn(2, 4, 6, 8)
 LENGTHS = torch.tensor([3, 6], dtype=torch.int32)
+# One of each kind of tensor: all that is refused is recorded/tensors.txt.
 UNFIT: list[dict[str, Any]] = [
-    {"q": X[0]},
-    {"k": X[:1], "v": X[:1]},
-    {"v": X[:, :, :5]},
-    {"v": X[:, :2]},
-    {"k": X[:, :3], "v": X[:, :3]},
-    {"q": X[:, :2]},
     {"k": X[..., :7]},
-    {"q": X[..., :0], "k": X[..., :0]},
-    {"v": X.double()},
-    dict.fromkeys("qkv", X.long()),
     {"k": X.to("meta")},
-    {"k": X.to_sparse()},
-    {"attn_mask": torch.zeros(2, 4, 5, 6, dtype=torch.bool)},
-    {"attn_mask": torch.zeros(6, 6)},
     {"bias": torch.zeros(3, 1, 6, 6)},
-    {"bias": torch.zeros(6, 6, dtype=torch.int32)},
-    {"alibi_slopes": torch.zeros(3)},
-    {"seqlens_kv": LENGTHS[:1]},
     {"seqlens_kv": LENGTHS.float()},
-    {"seqlens_kv": LENGTHS.to("meta")},
 ]
 
 

@@ -13,7 +13,6 @@ from attention_cases import int32
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.rows import (
     Side,
-    above_zero,
     bottom_right_window,
     check_open_right,
     longest_paged,
@@ -21,7 +20,6 @@ from attnsel.backends.rows import (
     lse_by_row,
     lse_by_sequence,
     sequences_of,
-    wrong_page,
 )
 
 torch.set_num_threads(1)
@@ -142,16 +140,3 @@ def test_sequences_lie_where_they_are_said_to(is_packed: bool, about: dict[str, 
     assert found.kv.cu_seqlens.tolist() == [0, *itertools.accumulate(used.tolist())]
     assert found.kv.longest == longest_paged(inputs) == about.get("max_seqlen_kv", 8)
     assert longest_rows(spec, inputs) == (14 if is_packed else s_q, found.kv.longest)
-
-
-def test_scales_and_pages() -> None:
-    assert [above_zero(n) for n in (2.0, -2.0, 0.0)] == [(1.0, 2.0), (-1.0, 2.0), (0.0, 1.0)]
-    for lengths, entries in itertools.product(((0, 4), (4, 5), (5, 8), (8, 9)), ((0, 2), (2, 3), (-1, 1))):
-        table = [[1, entries[0]], [entries[1], 2]]
-        wrong = [
-            (n, at, table[n][at])
-            for n, at in itertools.product(range(2), range(2))
-            if at * 4 < lengths[n] and not 0 <= table[n][at] < 3
-        ]
-        found = wrong_page(int32(table), int32(list(lengths)), pages=3, page_size=4)
-        assert found == (wrong[0] if wrong else None)

@@ -25,8 +25,9 @@ def wrong_in(printed: list[typed_pages.Printed]) -> list[str]:
     ]
 
 
-# Its programs load torch nine times, and tests/attnsel/diagnose/watching has what they show.
-LONG = ("docs/tutorials/slow-model.md",)
+# One loads torch nine times, and tests/attnsel/diagnose/watching has what its programs show; the other
+# installs what examples/plugin is, and tests/attnsel/plugins has that.
+LONG = ("docs/tutorials/slow-model.md", "docs/tutorials/plugin.md")
 
 
 @pytest.mark.parametrize(

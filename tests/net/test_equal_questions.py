@@ -20,7 +20,7 @@ import pytest
 
 import attnsel
 from attnsel import AttentionParams, Environment, Evidence, InvalidInput, Policy, Tensors, TensorSpec, select
-from tables import each
+from tables import cells_of, each
 
 H100 = {"torch": "2.11", "cudnn": "9.20"}
 
@@ -78,100 +78,18 @@ PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged"}
 PAGED |= {"attn_mask_type": "padding", "is_training": False}
 BIASED = {"core_attention_bias_type": "post_scale_bias"}
 
-# By field: what else must be stated, and two legal values.
-PARAMS: dict[str, tuple[dict[str, Any], Any, Any]] = {
-    "dtype": ({}, "bf16", "fp16"),
-    "qkv_layout": ({}, "bshd", "sbhd"),
-    "batch_size": ({}, 2, 3),
-    "num_heads": ({"num_gqa_groups": 8}, 16, 8),
-    "num_gqa_groups": ({}, 8, 4),
-    "max_seqlen_q": ({"max_seqlen_kv": 4096}, 4096, 2048),
-    "max_seqlen_kv": ({}, 4096, 2048),
-    "head_dim_qk": ({"head_dim_v": 128}, 128, 64),
-    "head_dim_v": ({}, 128, 64),
-    "attn_mask_type": ({"window_size": (5, 0)}, "causal", "padding_causal"),
-    "window_size": ({}, (64, 0), (32, 0)),
-    "bottom_right_diagonal": ({"attn_mask_type": "no_mask"}, True, False),
-    "core_attention_bias_type": ({}, "post_scale_bias", "pre_scale_bias"),
-    "core_attention_bias_shape": (BIASED, "1hss", "bhss"),
-    "core_attention_bias_requires_grad": (BIASED, False, True),
-    "alibi_slopes_shape": ({"core_attention_bias_type": "alibi"}, (16,), (2, 16)),
-    "softmax_type": ({}, "vanilla", "off-by-one"),
-    "softcap": ({}, 0.0, 30.0),
-    "attention_dropout": ({}, 0.0, 0.1),
-    "is_training": ({}, True, False),
-    "deterministic": ({}, False, True),
-    "return_lse": ({}, False, True),
-    "return_max_logit": ({}, False, True),
-    "kv_cache": ({"is_training": False}, "none", "contiguous"),
-    "page_size": (PAGED, 16, 64),
-    "pad_between_seqs": ({"qkv_layout": "thd", "attn_mask_type": "padding"}, False, True),
-    "cp_size": ({}, 2, 4),
-    "cp_comm_type": ({"cp_size": 2}, "p2p", "all_gather"),
-    "cuda_graph": ({}, False, True),
-    "fp8": ({}, False, True),
-    "fp8_meta": ({"fp8": True}, {"recipe": "delayed"}, {"recipe": "current"}),
-    "tensors": ({}, {}, {"q": SPEC}),
-}
-TENSORS: dict[str, tuple[dict[str, Any], Any, Any]] = {
-    "q": ({}, None, SPEC),
-    "k": ({}, None, SPEC),
-    "v": ({}, None, SPEC),
-    "mask": ({}, None, {"shape": (1, 1, 8, 8), "stride": (64, 64, 8, 1), "dtype": "bool"}),
-    "mask_hides_nothing": ({}, False, True),
-    "ragged": ({}, False, True),
-    "lengths_apart": ({}, False, True),
-    "rank": ({}, 4, 3),
-}
-TENSOR: dict[str, tuple[dict[str, Any], Any, Any]] = {
-    "shape": (SPEC, (2, 4096, 16, 128), (2, 4096, 8, 128)),
-    "stride": (SPEC, (16777216, 2048, 128, 1), (16777216, 4096, 128, 1)),
-    "dtype": (SPEC, "bf16", "fp16"),
-    "alignment": (SPEC, 16, 4),
-    "requires_grad": (SPEC, False, True),
-}
-POLICY: dict[str, tuple[dict[str, Any], Any, Any]] = {
-    "backend": ({}, None, "tiled"),
-    "allow": ({}, ("cudnn", "tiled"), ("tiled", "cudnn")),
-    "deny": ({}, (), ("cudnn",)),
-    "adapt": ({}, "auto", "never"),
-    "allow_known_bugs": ({}, (), ("all",)),
-    "deterministic": ({}, False, True),
-    "preview": ({}, False, True),
-    "memory_limit": ({}, None, 1 << 30),
-}
 DESCRIBED: dict[str, Any] = {"device": environment().device}
-ENVIRONMENT: dict[str, tuple[dict[str, Any], Any, Any]] = {
-    "device": ({}, environment().device, Environment.describe("A100").device),
-    "torch": (DESCRIBED, "2.11", "2.10"),
-    "triton": (DESCRIBED, "3.5", "3.4"),
-    "cudnn": (DESCRIBED, "9.20", "9.10"),
-    "cudnn_frontend": (DESCRIBED, "1.15", "1.14"),
-    "cuda": (DESCRIBED, "12.8", "12.6"),
-    "python": (DESCRIBED, "3.12", "3.11"),
-    "flash_attn": (DESCRIBED, None, "2.8.3"),
-    "flash_attn_3": (DESCRIBED, None, "3.0"),
-    "flash_attn_4": (DESCRIBED, None, "4.0"),
-    "transformer_engine": (DESCRIBED, None, "2.8"),
-    "platform": (DESCRIBED, "linux", "windows"),
-    "torch_flash": (DESCRIBED, "FA2", "FA3"),
-    "missing": (DESCRIBED, (), ("libcudnn",)),
-    "assumed": (DESCRIBED, (), ("torch",)),
-    "detected": (DESCRIBED, False, True),
-    "resolved": (DESCRIBED, False, True),
+
+KINDS_OF_INPUT: tuple[Any, ...] = (AttentionParams, Tensors, TensorSpec, Policy, Environment, attnsel.Device)
+# Of each class: by field, what else must be stated and two legal values.
+TABLES: dict[Any, dict[str, list[Any]]] = {
+    kind: {
+        name: [eval(cell) for cell in cells]
+        for of, name, *cells in cells_of(__file__, "fields.txt")
+        if of == kind.__name__
+    }
+    for kind in KINDS_OF_INPUT
 }
-DEVICE: dict[str, tuple[dict[str, Any], Any, Any]] = {
-    "type": ({}, "cuda", "rocm"),
-    "name": ({}, "one", "other"),
-    "arch": ({}, 90, 100),
-    "memory": ({}, 80 << 30, 141 << 30),
-    "sm_count": ({}, 132, 114),
-    "shared_memory": ({}, 232448, 166912),
-}
-TABLES: dict[Any, dict[str, tuple[dict[str, Any], Any, Any]]] = {
-    AttentionParams: PARAMS, Tensors: TENSORS, TensorSpec: TENSOR, Policy: POLICY, Environment: ENVIRONMENT,
-    attnsel.Device: DEVICE,
-}  # fmt: skip
 ROWS = [(kind, name) for kind, table in TABLES.items() for name in table]
 
 

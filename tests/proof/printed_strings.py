@@ -232,11 +232,6 @@ def filled(text: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=1)
-def _gate() -> tuple[str, ...]:
-    return gate(libraries())
-
-
-@lru_cache(maxsize=1)
 def _messages() -> dict[str, list[tuple[str, Message]]]:
     """What can know a text, under the name that a report has for it: "library: what happened"."""
     found: dict[str, list[tuple[str, Message]]] = {}
@@ -256,7 +251,7 @@ def known_by(text: str, how: str, file: str, function: str, reasons: str = "", b
     among = {by: _messages().get(by, [])} if by else _messages()
     for one in filled(text):
         printed = reasons.format(one) if how == "reason" and reasons else prefix + one
-        for entry in entries(printed.splitlines(), _gate(), more):
+        for entry in entries(printed.splitlines(), gate(), more):
             for name, messages in among.items():
                 if any(message.find(entry.text) for library, message in messages):
                     return name

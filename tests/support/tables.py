@@ -6,6 +6,7 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,3 +39,9 @@ def each(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callabl
         return test
 
     return decorate
+
+
+def cells_of(test: str, name: str) -> list[list[str]]:
+    """The rows of a text that lies beside a test: cells between bars, a row a line. ``#`` begins a remark."""
+    lines = Path(test).with_name(name).read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.split(" | ")] for line in lines if line and line[0] != "#"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from attnsel.diagnose.logs.message import Finding
 from attnsel.diagnose.logs.reader import Entry, entries
-from attnsel.diagnose.logs.vocabulary import gate, libraries, likely, more, shape_of
+from attnsel.diagnose.logs.vocabulary import gate, likely, more, shape_of
 from attnsel.environment import COMPONENTS, describe_device
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
@@ -293,7 +293,7 @@ def gather(lines: Iterable[str]) -> Gathered:
             found += [one for one in said if not any(one.text in other for other in others)]
         return tuple(found)
 
-    for entry in entries(lines, gate(libraries()), more):
+    for entry in entries(lines, gate(), more):
         if found := findings(entry.text):
             calls.add(entry, found)
     return calls.gathered()

@@ -107,9 +107,11 @@ def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:
     return tuple((same[0][0], tuple(message for _, message in same)) for same in pairs)
 
 
-def gate(known: Iterable[Library]) -> tuple[str, ...]:
+@cache
+def gate() -> tuple[str, ...]:
     """A few words in lower case, one of which is in every line that any message is about."""
-    left = {quick.lower() for library in known for message in library.messages for quick in message.quicks}
+    told = (message for library in libraries() for message in library.messages)
+    left = {quick.lower() for message in told for quick in message.quicks}
     inside = {quick: set(re.findall(r"[a-z]{4,}", quick)) or {quick} for quick in left}
     words: list[str] = []
     while left:

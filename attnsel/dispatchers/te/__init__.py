@@ -6,9 +6,10 @@ one, and its query of cuDNN names none. Here all conditions are asked.
 ==================  ==========================================================
 file                holds
 ==================  ==========================================================
-``asked``           a question in TransformerEngine's terms; what a filter is; the variables
-``filters``         the filters in Python
-``query``           the query of cuDNN, in C++
+``data/filters``    every condition that takes kernels away, a row each
+``asked``           a question in TransformerEngine's terms; how a row is read; the variables
+``filters``         what takes several steps, of the filters in Python
+``query``           the same of the query of cuDNN, in C++
 ``unasked``         what a release has not, or does not run on
 ``config``          its configuration as it prints it
 ==================  ==========================================================

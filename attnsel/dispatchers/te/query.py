@@ -11,10 +11,10 @@ in no package, the libraries in the wheels of transformer-engine-cu12 were asked
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import gcd
 
-from attnsel.dispatchers.te.asked import FUSED, HALF, LEVEL_2, NOTHING, Check, Filter, FilterInput, refuses
+from attnsel.dispatchers.te.asked import HALF, LEVEL_2, Filter, FilterInput, filters
 from attnsel.environment.versions import Version
 from attnsel.selection.evaluate import findings
 from attnsel.verdicts.dispatch import Refusal
@@ -170,7 +170,7 @@ def _unlike_heads_on_hopper(a: FilterInput) -> bool:
     return about and min(d, dv) >= 128 and d != dv and (d, dv) != (192, 128)
 
 
-def _bias(a: FilterInput) -> str:
+def _bias_of_cudnn(a: FilterInput) -> str:
     kind = a.bias
     if kind == "no_bias":
         return ""
@@ -237,7 +237,7 @@ def _layout(a: FilterInput) -> str:
     return f"packed sequences on sm{a.arch} with cuDNN {a.cudnn}: sm90 and 9.1.0, {groups}"
 
 
-def _window(a: FilterInput) -> str:
+def _window_refused(a: FilterInput) -> str:
     if any(_windows(a)):
         return ""
     text = f"the window {a.window} with the mask {_mask(a)} and cuDNN {a.cudnn}"
@@ -274,7 +274,11 @@ def _windows(a: FilterInput) -> Iterator[bool]:
         yield (kind in ("padding", "padding_causal") or unmasked or bottom) and plain
 
 
-def _largest_offset(a: FilterInput) -> int:
+def _even_lengths(a: FilterInput) -> bool:
+    return not (a.p.max_seqlen_q % 64 or a.p.max_seqlen_kv % 64)
+
+
+def _far_offsets(a: FilterInput) -> bool:
     p, group = a.p, a.layout_group
     heads, groups = p.num_heads * p.head_dim_qk, p.num_gqa_groups * p.head_dim_qk
     q, k, v = (
@@ -286,7 +290,7 @@ def _largest_offset(a: FilterInput) -> int:
         q = k = v = 3 * heads * p.max_seqlen_q
     elif group in ("hd_2hd", "hd_h2d"):
         k = v = 2 * groups * p.max_seqlen_kv
-    return max(q, k, v, heads * p.max_seqlen_q)
+    return max(q, k, v, heads * p.max_seqlen_q) > _LARGEST
 
 
 def _training_on_blackwell(a: FilterInput) -> str:
@@ -345,6 +349,10 @@ def _fp8_shapes(a: FilterInput) -> Iterator[bool]:
     yield new and kind in ("no_mask", "causal", "causal_bottom_right")
 
 
+def _fp8_shape(a: FilterInput) -> bool:
+    return any(_fp8_shapes(a))
+
+
 def _fp8_packed(a: FilterInput) -> bool:
     """Packed sequences as 2.19 takes them."""
     return a.te >= Version(2, 19) and a.packed and _cudnn(a, 9, 23)
@@ -374,6 +382,10 @@ def _fp8_packed_limits(a: FilterInput) -> str:
     return (
         f"training with a sink and packed sequences in FP8 needs cuDNN 9.26.0, not {a.cudnn}" if sink else ""
     )
+
+
+def _fp8_packed_of_2_20(a: FilterInput) -> str:
+    return _fp8_packed_limits(a) if a.p.qkv_format == "thd" else ""
 
 
 # ---- from 2.20 on -------------------------------------------------------------------------------------
@@ -442,142 +454,13 @@ def _steps(a: FilterInput) -> Iterator[FilterInput]:
 # ---- the tables ---------------------------------------------------------------------------------------
 
 
-def _clause(
-    lines: str, says: str | Check, when: Callable[[FilterInput], object] = bool, *, since: str = ""
-) -> Filter:
-    return refuses(FUSED, f"fused_attn.cpp, {lines}", says, when, since=since, told=NOTHING)
-
-
-CLAUSES: tuple[Filter, ...] = (
-    _clause("300-303", _architecture),
-    _clause(
-        "304-306",
-        "lengths are {p.max_seqlen_q} and {p.max_seqlen_kv}, multiples of 64 below cuDNN 9.0.0",
-        lambda a: not _cudnn(a, 9) and (a.p.max_seqlen_q % 64 or a.p.max_seqlen_kv % 64),
-    ),
-    _clause(
-        "307-309",
-        "{p.num_gqa_groups} groups for {p.num_heads} heads need cuDNN 8.9.7, not {a.cudnn}",
-        lambda a: a.p.gqa and not _cudnn(a, 8, 9, 7),
-    ),
-    _clause("310-348", _head_dims),
-    _clause(
-        "349-353",
-        "head dimensions are {p.head_dim_qk} and {p.head_dim_v}: unlike ones from 128 on, for training on "
-        "sm90 with cuDNN {a.cudnn}",
-        _unlike_heads_on_hopper,
-        since="2.6",
-    ),
-    _clause("354-366", _bias),
-    _clause("367-411", _mask_refused),
-    _clause(
-        "412-416",
-        "a bias with the mask {p.attn_mask_type}",
-        lambda a: (
-            _cudnn(a, 8, 9, 6) and a.bias == "post_scale_bias" and _mask(a) in ("padding", "padding_causal")
-        ),
-    ),
-    _clause("417-429", _layout),
-    _clause("430-465", _window),
-    _clause(
-        "466-467",
-        "offsets of packed sequences beyond 2^31 need cuDNN 9.5.0, not {a.cudnn}",
-        lambda a: a.packed and _largest_offset(a) > _LARGEST and not _cudnn(a, 9, 5),
-        since="1.13",
-    ),
-    _clause(
-        "468-469",
-        "cuDNN {a.cudnn} is known to be wrong",
-        lambda a: a.cudnn in (Version(9, 10, 0), Version(9, 10, 1)),
-        since="2.6",
-    ),
-    _clause(
-        "470-475",
-        "softmax_type {p.softmax_type} needs cuDNN 9.13.1, not {a.cudnn}",
-        lambda a: a.p.softmax_type != "vanilla" and not _cudnn(a, 9, 13, 1),
-        since="2.8",
-    ),
-    _clause(
-        "476-479",
-        "max_logit needs cuDNN 9.21.0, not {a.cudnn}",
-        lambda a: a.p.return_max_logit and not _cudnn(a, 9, 21),
-        since="2.17",
-    ),
-    _clause("480-488", _training_on_blackwell, since="2.12"),
-    _clause("494-500", "cuDNN is {a.cudnn}, at least 8.9.0", lambda a: not _cudnn(a, 8, 9)),
-    _clause(
-        "501-509",
-        "cuDNN 9.14.0 has a window over more than 1024 keys wrong",
-        _wide_window_of_9_14,
-        since="2.10",
-    ),
-    _clause(
-        "510-522",
-        "a CUDA graph of training with keys no multiple of 128 up to cuDNN 9.15.0",
-        _graph_of_uneven_lengths,
-        since="2.10",
-    ),
-    _clause("523-543", _sm120, since="2.14"),
+_EACH = (_bias_beside_packed, _graph_of_uneven_lengths, _paged)
+CLAUSES = filters(
+    "fused_attn",
+    *(_architecture, _even_lengths, _head_dims, _unlike_heads_on_hopper, _bias_of_cudnn, _mask_refused),
+    *(_layout, _window_refused, _far_offsets, _training_on_blackwell, _wide_window_of_9_14, _sm120),
+    *_EACH,
 )
-
-
-def _own(says: str, when: Callable[[FilterInput], object]) -> Filter:
-    return refuses(FUSED, "nvte_get_fused_attn_backend_v2, library of 2.20.2", says, when, told=LEVEL_2)
-
-
-OWN: tuple[Filter, ...] = (
-    _own("pre_scale_bias", lambda a: a.bias == "pre_scale_bias"),
-    _own("a paged cache with the mask {p.attn_mask_type}", lambda a: _paged(a) and not a.p.padding),
-    _own("packed sequences on sm{a.arch}, at least sm90", lambda a: a.packed and a.arch < 90),
-    _own(
-        "a CUDA graph of training with keys no multiple of 128 up to cuDNN 9.15.0",
-        _graph_of_uneven_lengths,
-    ),
-    _own(
-        "max_logit needs cuDNN 9.21.0, not {a.cudnn}",
-        lambda a: a.p.return_max_logit and not _cudnn(a, 9, 21),
-    ),
-    _own(
-        "training with a learnable softmax and packed sequences needs cuDNN 9.26.0, not {a.cudnn}",
-        lambda a: (
-            (a.packed and a.p.is_training and a.p.softmax_type == "learnable")
-            and not _cudnn(a, 9, 26)
-            and a.arch != 120
-        ),
-    ),
-    _own("a bias with packed sequences on sm{a.arch}", _bias_beside_packed),
-)
-FP8_OWN: tuple[Filter, ...] = (
-    _own("{a.bias} in FP8", lambda a: a.bias != "no_bias"),
-    _own("max_logit in FP8", lambda a: a.p.return_max_logit),
-    _own(
-        "packed sequences in FP8 need cuDNN 9.23.0, not {a.cudnn}",
-        lambda a: a.p.qkv_format == "thd" and not _cudnn(a, 9, 23),
-    ),
-    refuses(
-        FUSED,
-        "nvte_get_fused_attn_backend_v2, library of 2.20.2",
-        lambda a: _fp8_packed_limits(a) if a.p.qkv_format == "thd" else "",
-        told=LEVEL_2,
-    ),
-    _own("MXFP8 needs cuDNN 9.21.0, not {a.cudnn}", lambda a: a.recipe == "mxfp8" and not _cudnn(a, 9, 21)),
-)
-
-FP8_CLAUSES: tuple[Filter, ...] = (
-    _clause("258", "the GPU is sm{a.arch}, at least sm90 for FP8", lambda a: a.arch < 90),
-    _clause("258", "{a.bias} in FP8", lambda a: a.bias != "no_bias"),
-    _clause(
-        "259-283",
-        "head dimensions {p.head_dim_qk} and {p.head_dim_v}, the mask {p.attn_mask_type} or these lengths in "
-        "FP8 on sm{a.arch} with cuDNN {a.cudnn}",
-        lambda a: not any(_fp8_shapes(a)),
-    ),
-    _clause("284-291", _fp8_layout),
-    _clause("292-294", "max_logit in FP8", lambda a: a.p.return_max_logit, since="2.9"),
-    _clause(
-        "292-294",
-        "cuDNN 9.10.0 is known to be wrong in FP8",
-        lambda a: a.cudnn == Version(9, 10, 0),
-        since="2.6",
-    ),
-)
+FP8_CLAUSES = filters("fused_attn_fp8", _fp8_shape, _fp8_layout)
+OWN = filters("own", *_EACH)
+FP8_OWN = filters("own_fp8", _fp8_packed_of_2_20)

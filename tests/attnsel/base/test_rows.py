@@ -30,6 +30,7 @@ KEY = LOGS | {
     "flash_attn_wheels": 3,
     "secrets": 2,
     "tiles": 5,
+    "filters": 6,
     "open_engines": 3,
     "gpu_spellings": 2,
 }
@@ -50,7 +51,8 @@ FORMS = {
     "|".join(get_args(More)): "more",
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
     "replaced_by write why values others opt_in example packages newest released gfx "
-    "text looked_for dispatcher ask stack parts defaults says without package",
+    "text looked_for dispatcher ask stack parts defaults says without package conditions since until "
+    "told switch",
     ".*": "quick instead",  # it stands so in a log or a name, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }

@@ -6,11 +6,7 @@ import csv
 import io
 import json
 
-import pytest
-
 from attnsel import AttentionParams, Environment, select
-from attnsel.cli.can_i_use import read_axis
-from attnsel.errors import InvalidInput
 from attnsel.pages.can_i_use import all_features
 from tables import each
 
@@ -37,52 +33,6 @@ def test_json_holds_the_question_of_every_cell_and_nothing_that_runs_it_is_an_ex
 
 
 # ---- a grid of two fields ------------------------------------------------------------------------------
-
-
-@each(
-    "text, values",
-    [
-        ("head_dim_qk=64,128", (64, 128)),
-        ("num_heads=60:250:+64", (60, 124, 188)),
-        ("max_seqlen_q=1024:16384:*2", (1024, 2048, 4096, 8192, 16384)),
-        ("seqlen=1k,128_000", (1024, 128_000)),
-        ("kv-heads=1,2", (1, 2)),
-        ("num_heads=1,8:10:+1,32", (1, 8, 9, 10, 32)),
-        ("window_size=128x0,-1x-1", ((128, 0), (-1, -1))),
-        ("alibi_slopes_shape=none,16,2x16", (None, (16,), (2, 16))),
-        ("is_training=true,false", (True, False)),
-        ("dtype=bfloat16,fp32", ("bf16", "fp32")),
-        ("attn_mask_type=none,padding,causal", ("no_mask", "padding", "causal")),
-        ("fp8_recipe=delayed,mxfp8", ("delayed", "mxfp8")),
-        ("gpu=A100,sm90", ("A100", "sm90")),
-    ],
-)
-def test_an_axis(text, values):
-    axis = read_axis("--rows", text)
-    assert axis.values == values
-    assert len(axis.labels) == len(values)
-
-
-@each(
-    "text, told",
-    [
-        ("head_dim_qk", "must be FIELD=VALUE"),
-        ("hidden=64", "there is no field 'hidden'; allowed: dtype"),
-        ("head_dim_qk=64,,", "must be a value"),
-        ("head_dim_qk=wide", "must be a whole number such as 4096, 128_000 or 8k"),
-        ("head_dim_qk=64:128", "FIRST:LAST:+STEP"),
-        ("head_dim_qk=128:64:+8", "must rise"),
-        ("head_dim_qk=1:64:*1", "must rise"),
-        ("head_dim_qk=1:9999999:+1", "more than 20000"),
-        ("window_size=128", "two numbers such as 128x0"),
-        ("fp8_recipe=magic", "delayed, current, mxfp8, block"),
-    ],
-)
-def test_an_axis_that_cannot_be(text, told):
-    with pytest.raises(InvalidInput) as error:
-        read_axis("--rows", text)
-    assert told in str(error.value)
-    assert error.value.field == "--rows"
 
 
 GRID = "can-i-use --rows head_dim_qk=64,128,256 --cols cudnn=8.9.7,9.1.0,9.5.0 --gpu H100"

@@ -11,7 +11,6 @@ import pytest
 from attnsel import Environment
 from attnsel.cli import doctor as doctor_module
 from attnsel.cli import main, probe
-from attnsel.cli.findings import runs_on
 from attnsel.cli.probe import Probe, ProbedMachine, redact
 from fake_packages import put
 from tables import each
@@ -141,23 +140,6 @@ def test_a_gpu_hidden_on_purpose_and_an_invalid_variable_stop_nothing(examined, 
     assert told["settings"] is None
     assert levels(told, "ATTNSEL_ADAPT = 'maybe': must be 'auto' or 'never'") == ["error"]
     assert levels(told, "cannot use it") == ["note"]
-
-
-@each(
-    "arch, built_for, runs",
-    [
-        ("sm90", ["sm_90"], True),
-        ("sm90", ["sm_90a"], True),
-        ("sm86", ["sm_80"], True),
-        ("sm80", ["sm_86"], False),
-        ("sm120", ["sm_80", "sm_90", "sm_100"], False),
-        ("sm121", ["sm_120"], True),
-        ("sm120", ["sm_90", "compute_90"], True),
-        ("sm80", ["compute_90"], False),
-    ],
-)
-def test_what_a_build_runs_on(arch, built_for, runs):
-    assert runs_on(gpu(arch), built_for) is runs
 
 
 # ---- in child processes ------------------------------------------------------------------------------

@@ -9,10 +9,8 @@ import pytest
 
 from attnsel import AttentionParams, Environment, Policy
 from attnsel.cli import COMMANDS, _with_flags_of
-from attnsel.cli.flags import ALIASES, FLAG_OF, FLAGS, SHORTHANDS, read_count, read_window
-from attnsel.cli.suggest import meant_flag
+from attnsel.cli.flags import ALIASES, FLAG_OF, FLAGS, SHORTHANDS
 from attnsel.environment import COMPONENTS
-from attnsel.errors import InvalidInput
 from attnsel.pages.commands import DESCRIBED_AFTERWARDS
 from tables import each
 
@@ -162,31 +160,4 @@ def test_flags_say_what_the_model_says(asked, words, expected):
 # ---- numbers ------------------------------------------------------------------------------------------
 
 
-def test_numbers_as_people_type_them():
-    for text, number in {
-        "8k": 8192, "8K": 8192, "8Ki": 8192, "1M": 1 << 20, "2Mi": 2 << 20, "128_000": 128_000
-    }.items():  # fmt: skip
-        assert read_count("--x", text) == number
-    for text in ("", "8.5k", "1e3", "0x10", "٣", "²", "+8", "8 k", "8kk", "8G", "_8", "1__0", "9" * 5000):
-        with pytest.raises(InvalidInput, match=r"--x = .*(must be a whole number|far too large)"):
-            read_count("--x", text)
-    assert read_window("--x", ["5"]) == (5, 5)
-    assert read_window("--x", ["-1", "0"]) == read_window("--x", ["-1,0"]) == (-1, 0)
-
-
 # ---- what was meant -----------------------------------------------------------------------------------
-
-
-def test_a_flag_is_suggested_by_meaning_first():
-    every = [name for flag in (*FLAGS, *SHORTHANDS) for name in (*flag.names, flag.negative) if name]
-    for typed, meant in {
-        "--num-query-groups": "--num-gqa-groups",
-        "--num_kv_heads": "--num-kv-heads",
-        "--no-is-causal": "--no-causal",
-        "--causl": "--causal",
-        "--context-length": "--seqlen",
-        "--arch": "--gpu",
-        "--flash-attn2": "--flash-attn",
-        "--frobnicate": None,
-    }.items():
-        assert meant_flag(typed, every) == meant, typed

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from attnsel.cli.program import WITH_VALUE, own_words
 from paths import IMPORTED_FROM
-from tables import each
 
 pytest.importorskip("torch")
 
@@ -128,21 +126,6 @@ def test_a_program_gets_its_arguments_its_folder_and_its_traceback(tmp_path):
     assert traceback == "Traceback (most recent call last):"
     assert frame.startswith(f'  File "{folder / "train.py"}", line ')
     assert last == "helper.Wrong: mine"
-
-
-@each(
-    "words, command, parsed",
-    [
-        ("a.py --force", "run", "-- a.py --force"),
-        ("--force a.py -q", "run", "--force -- a.py -q"),
-        ("-m pack.age -m", "run", "-m -- pack.age -m"),
-        ("-- a.py", "run", "-- a.py"),
-        ("--help", "run", "--help"),
-        ("--gpu H100 --json a.py --gpu x", "watch", "--gpu H100 --json -- a.py --gpu x"),
-    ],
-)
-def test_flags_after_the_program_are_the_programs(words, command, parsed):
-    assert own_words(words.split(), WITH_VALUE.get(command, ())) == parsed.split()
 
 
 # ---- watch ----------------------------------------------------------------------------------------------

@@ -108,6 +108,36 @@ def test_errors_are_pytorchs(q):
         assert told[0] == told[1], line
 
 
+def test_what_broadcasts_and_any_scale_have_pytorchs_numbers_and_gradients(q):
+    """Of its math kernel: that of flash for CPUs gives NaN for causal with a negative scale.
+
+    All else: tests/net/behaviour/f_sdpa.txt.
+    """
+    for line in Path(__file__).with_name("broadcast.txt").read_text().splitlines()[1:]:
+        torch.manual_seed(0)
+        given = dict.fromkeys(IN_PLACE, q.detach()) | eval(
+            f"dict({line})", {"torch": torch, "corner": corner}
+        )
+        mask = given.get("attn_mask")
+        leaves = [
+            *IN_PLACE,
+            *(["attn_mask"] if type(mask) is torch.Tensor and mask.is_floating_point() else []),
+        ]
+        results = []
+        for sdpa, around in (
+            (F.scaled_dot_product_attention, sdpa_kernel(SDPBackend.MATH)),
+            (scaled_dot_product_attention, contextlib.nullcontext()),
+        ):
+            made = {name: given[name].double().detach().requires_grad_() for name in leaves}
+            with around:
+                out = sdpa(**{**given, **made})
+            results.append((out.detach(), *torch.autograd.grad(out.sin().sum(), list(made.values()))))
+        for found, wanted in zip(*results[::-1], strict=True):
+            torch.testing.assert_close(
+                found, wanted, rtol=1e-9, atol=1e-9, msg=lambda said, line=line: f"{line}: {said}"
+            )
+
+
 @each(
     ("make", "reason"),
     [

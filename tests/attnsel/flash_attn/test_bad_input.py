@@ -13,7 +13,7 @@ import attnsel
 import emulated_flash_attn
 from attnsel import flash_attn
 from attnsel.flash_attn import FlashAttentionError, interface
-from tables import each
+from tables import cells_of, each
 
 
 def test_arguments_and_defaults_are_those_of_the_package() -> None:
@@ -85,81 +85,19 @@ RIGHT: dict[str, dict[str, Any]] = {
         **LENGTHS, **BACKWARD, "softmax_lse": torch.zeros(4, 6),
     },
 }  # fmt: skip
-ROWS: list[tuple[str, dict[str, Any], str]] = [
-    (DENSE, {"q": [[1.0]]}, "q"),
-    (DENSE, {"q": half(2, 3, 16)}, "q.shape"),
-    (DENSE, {"q": torch.randn(2, 3, 4, 16)}, "q.dtype"),
-    (DENSE, {"k": torch.randn(2, 3, 4, 16).bfloat16()}, "k.dtype"),
-    (DENSE, {"k": half(2, 3, 4, 8)}, "k.shape"),
-    (DENSE, {"v": half(2, 4, 4, 16)}, "v.shape"),
-    (DENSE, {"k": half(2, 3, 3, 16), "v": half(2, 3, 3, 16)}, "k.shape"),
-    (DENSE, {"q": half(0, 3, 4, 16)}, "q.shape"),
-    (DENSE, {name: half(2, 3, 4, 264) for name in "qkv"}, "head_dim"),
-    (DENSE, {"dropout_p": 1.0}, "dropout_p"),
-    (DENSE, {"softcap": -1.0}, "softcap"),
-    (DENSE, {"softmax_scale": "half"}, "softmax_scale"),
-    (DENSE, {"window_size": (2.5, 0)}, "window_size"),
-    (DENSE, {"causal": "no"}, "causal"),
-    (DENSE, {"return_attn_probs": 2}, "return_attn_probs"),
-    (DENSE, {"k": torch.nested.nested_tensor([torch.ones(3, 4, 16)] * 2).half()}, "k.layout"),
-    (DENSE, {"alibi_slopes": torch.ones(3)}, "alibi_slopes"),
-    (DENSE, {"alibi_slopes": torch.ones(4, requires_grad=True)}, "alibi_slopes.requires_grad"),
-    (VARLEN, {"q": half(2, 3, 4, 16)}, "q.shape"),
-    (VARLEN, {"cu_seqlens_q": CU.long()}, "cu_seqlens_q.dtype"),
-    (VARLEN, {"cu_seqlens_k": CU.tolist()}, "cu_seqlens_k"),
-    (VARLEN, {"cu_seqlens_k": CU[:2]}, "cu_seqlens_k.shape"),
-    (VARLEN, {"cu_seqlens_q": CU[:1], "cu_seqlens_k": CU[:1]}, "cu_seqlens_q.shape"),
-    (VARLEN, {"max_seqlen_q": 2}, "cu_seqlens_q"),
-    (VARLEN, {"max_seqlen_k": -1}, "max_seqlen_k"),
-    (VARLEN, {"cu_seqlens_k": int32(0, 4, 3)}, "cu_seqlens_k"),
-    (VARLEN, {"cu_seqlens_k": int32(0, 3, 7), "max_seqlen_k": 4}, "cu_seqlens_k"),
-    (PAGED, {"block_table": TABLE.long()}, "block_table.dtype"),
-    (PAGED, {"block_table": TABLE[:1]}, "block_table.shape"),
-    (PAGED, {"k": half(2, 128, 4, 16), "v": half(2, 128, 4, 16)}, "page size"),
-    (PAGED, {"k": half(256, 4, 16), "v": half(256, 4, 16)}, "k.shape"),
-    (PAGED, {"cu_seqlens_k": int32(0, 3, 300), "max_seqlen_k": 297}, "cu_seqlens_k"),
-    (CACHE, {"k_cache": half(2, 9, 2, 16)}, "v_cache.shape"),
-    (CACHE, {"k_cache": half(1, 8, 2, 16), "v_cache": half(1, 8, 2, 16)}, "k_cache.shape"),
-    (CACHE, {"k_cache": half(2, 8, 2, 32)[..., ::2]}, "k_cache.stride"),
-    (CACHE, {"k": NEW["k"]}, "v"),
-    (CACHE, {"k": half(2, 1, 4, 16), "v": half(2, 1, 4, 16)}, "k"),
-    (CACHE, {"k": NEW["k"][0], "v": NEW["v"]}, "k.shape"),
-    (CACHE, NEW | {"v": NEW["v"].bfloat16()}, "v"),
-    (CACHE, NEW | {"cache_seqlens": None}, "cache_seqlens"),
-    (CACHE, {"k": half(2, 4, 2, 16), "v": half(2, 4, 2, 16), "cache_seqlens": int32(1, 5)}, "cache_seqlens"),
-    (CACHE, NEW | {"q": half(2, 9, 4, 16)}, "q.shape"),
-    (CACHE, {"cache_seqlens": 9}, "cache_seqlens"),
-    (CACHE, {"cache_seqlens": -1}, "cache_seqlens"),
-    (CACHE, {"cache_seqlens": torch.tensor([1, 2])}, "cache_seqlens.dtype"),
-    (CACHE, {"cache_seqlens": int32(1)}, "cache_seqlens.shape"),
-    (CACHE, {"cache_batch_idx": int32(0, 2)}, "cache_batch_idx"),
-    (CACHE, {"cache_leftpad": int32(0, 1, 2)}, "cache_leftpad.shape"),
-    (CACHE, {"cache_leftpad": int32(0, 4)}, "cache_leftpad"),
-    (CACHE, {"num_splits": 129}, "num_splits"),
-    (CACHE, {"block_table": TABLE}, "page size"),
-    (CACHE, POOLS | {"cache_batch_idx": int32(0, 0)}, "cache_batch_idx"),
-    (CACHE, POOLS | {"cache_leftpad": int32(0, 0)}, "cache_leftpad"),
-    (CACHE, {"rotary_cos": half(8, 8), "rotary_sin": half(8, 8)}, "rotary_cos"),
-    (CACHE, ANGLES | {"rotary_sin": None}, "rotary_sin"),
-    (CACHE, ANGLES | {"rotary_cos": half(7, 8)}, "rotary_cos.shape"),
-    (CACHE, ANGLES | {"rotary_cos": torch.zeros(8, 8)}, "rotary_cos.dtype"),
-    (CACHE, ANGLES | {"rotary_cos": half(8, 4), "rotary_sin": half(8, 4)}, "rotary_dim"),
-    (CACHE, ANGLES | {"rotary_sin": half(9, 8)}, "rotary_sin.shape"),
-    (BACK, {"out": half(2, 3, 4, 8)}, "out"),
-    (BACK, {"dout": torch.randn(2, 3, 4, 16)}, "dout"),
-    (BACK, {"softmax_lse": torch.zeros(2, 3, 4)}, "softmax_lse.shape"),
-    (BACK, {"dk": half(2, 3, 2, 16)}, "dk.shape"),
-    (BACK, {"dropout_p": 0.3}, "rng_state"),
-    (VARLEN_BACK, {"max_seqlen_k": 2}, "cu_seqlens_k"),
-    (VARLEN_BACK, {"max_seqlen_q": -1}, "max_seqlen_q"),
-]
 
 
-@each("function, change, field", ROWS)
-def test_what_is_wrong_is_named(function: str, change: dict[str, Any], field: str) -> None:
+def changes(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What stands in a cell of wrong_calls.txt."""
+    return {name: value for part in (*parts, more) for name, value in part.items()}
+
+
+@each("function, wrong, field", cells_of(__file__, "wrong_calls.txt"))
+def test_what_is_wrong_is_named(function: str, wrong: str, field: str) -> None:
     """Errors of the call, and of the self-check that comes before it, have flash_attn's names."""
+    function = globals()[function]
     call = getattr(interface, function.split()[0])
-    given = {**RIGHT[function], **change}
+    given = {**RIGHT[function], **eval(f"changes({wrong})")}
     raises(field, call, **given)
     if function == VARLEN_BACK:
         with attnsel.override(selfcheck="all"):

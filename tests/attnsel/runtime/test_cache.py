@@ -130,39 +130,6 @@ def test_a_call_like_the_last_makes_no_signature(
                 assert (len(made), cache_info().hits) == (0 if guarded else 1, hits + 1)
 
 
-@each("change", [
-    lambda: qkv(3, 6, 4, 8),
-    lambda: qkv(dtype=torch.float64),
-    lambda: (*qkv()[:2], torch.randn(2, 6, 4, 16)[..., ::2]),
-    lambda: (torch.randn(2, 6, 4, 9)[..., 1:], *qkv()[1:]),
-    lambda: (torch.randn(385)[1:].view(2, 6, 4, 8), *qkv()[1:]),
-    lambda: qkv(requires_grad=True),
-    lambda: qkv(device="meta"),
-])  # fmt: skip
-def test_anything_a_choice_depends_on_is_another_signature(change: Any) -> None:
-    clear_cache()
-    module = build().eval()
-    module(*qkv())
-    hits = cache_info().hits
-    module(*change())
-    assert cache_info().hits == hits
-
-
-def test_modes_are_part_of_the_question() -> None:
-    module, tensors = build().eval(), qkv(requires_grad=True)
-    with torch.no_grad():
-        module(*tensors)
-    assert module(*tensors).requires_grad
-    assert cache_info().size == 2
-    assert not module.last_selection.params.deterministic
-    torch.use_deterministic_algorithms(True)
-    try:
-        module(*tensors)
-        assert module.last_selection.params.deterministic
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def test_cache_holds_no_tensor() -> None:
     tensors = qkv(requires_grad=True)
     bias = torch.randn(1, 4, 6, 6)

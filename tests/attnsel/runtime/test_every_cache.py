@@ -105,6 +105,7 @@ BOUNDED_BY_WHAT_IS_ASKED = {
     "attnsel.diagnose.models.table._families": "rows of one file",
     "attnsel.diagnose.logs.vocabulary._by_word": "rows of the files of messages",
     "attnsel.diagnose.logs.vocabulary._going_on": "rows of the files of messages",
+    "attnsel.diagnose.logs.vocabulary.gate": "it takes no argument",
     "attnsel.diagnose.logs.vocabulary.libraries": "rows of the files of messages",
     "attnsel.backends.sdpa.ops.forward_op": "an entry for each kernel of PyTorch's",
     "attnsel.backends.sdpa.ops.backward_op": "an entry for each kernel of PyTorch's",

@@ -69,9 +69,3 @@ def test_lengths_under_fake_tensors_are_not_read() -> None:
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = {name: mode.from_tensor(t) for name, t in {**GOOD, **LENGTHS}.items()}
         assert attention(**fakes, attn_mask_type="padding").shape == (2, 5, 4, 8)
-
-
-def test_a_value_is_judged_alike_whether_or_not_an_equal_one_came_before() -> None:
-    attention(**GOOD, max_seqlen_q=1)
-    with pytest.raises(InvalidInput, match="max_seqlen_q = True"):
-        attention(**GOOD, max_seqlen_q=True)

@@ -24,7 +24,6 @@ from tables import each
 torch.set_num_threads(1)
 
 B, H, S, T = 2, 4, 6, 9
-CAUSAL = {"window_right": 0}
 
 
 def inputs(s_q: int = S, s_kv: int = T, dtype: torch.dtype = torch.float32, **optional: Any) -> Inputs:
@@ -40,62 +39,10 @@ def lengths(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-# (traits, spec, s_q, s_kv, optional inputs) -> (is_causal, shape of the mask)
-BOTTOM_RIGHT = {**CAUSAL, "bottom_right": True}
-PADDED = {"seqlens_kv": lengths(9, 4)}
-PARTS = {"attn_mask": keys_mask(B, 1, 1, 9), "bias": torch.zeros(H, 6, 1)}
-PLANS: list[tuple[str, ops.Traits, dict[str, Any], int, int, dict[str, Any], bool, Any]] = [
-    ("nothing to say", ops.FLASH_CPU, {}, 6, 9, {}, False, None),
-    ("causal from the top left", ops.FLASH_CPU, CAUSAL, 6, 9, {}, True, None),
-    ("bottom-right square is top-left", ops.FLASH_CPU, BOTTOM_RIGHT, 6, 6, {}, True, None),
-    ("bottom-right", ops.FLASH_CPU, BOTTOM_RIGHT, 6, 9, {}, False, (1, 1, S, T)),
-    ("bottom-right decode sees all", ops.FLASH_CPU, BOTTOM_RIGHT, 1, 9, {}, False, None),
-    ("offsets that cancel", ops.MATH, {**CAUSAL, "q_offset": 3, "kv_offset": 3}, 6, 9, {}, True, None),
-    ("a window wider than the keys", ops.MATH, {"window_left": 5, "window_right": 8}, 6, 9, {}, False, None),
-    ("a window one short", ops.MATH, {"window_left": 4, "window_right": 8}, 6, 9, {}, False, (1, 1, S, T)),
-    ("a left bound that never binds", ops.MATH, {**CAUSAL, "window_left": 5}, 6, 9, {}, True, None),
-    ("padding", ops.MATH, {}, 6, 9, PADDED, False, (B, 1, 1, 9)),
-    ("padded queries need no mask", ops.MATH, {}, 6, 9, {"seqlens_q": lengths(6, 4)}, False, None),
-    ("causal beside padding", ops.FLASH_CPU, CAUSAL, 6, 9, PADDED, True, (B, 1, 1, 9)),
-    ("math has causal or a mask", ops.MATH, CAUSAL, 6, 9, PADDED, False, (B, 1, 6, 9)),
-    ("cuDNN has causal or a mask", ops.CUDNN, CAUSAL, 6, 9, PADDED, False, (B, 1, 6, 9)),
-    ("whole and causal", ops.FLASH_CPU, CAUSAL, 6, 9, {"attn_mask": keys_mask(S, T)}, False, (1, 1, S, T)),
-    ("a mask per head", ops.MATH, {}, 6, 9, {"attn_mask": keys_mask(H, 1, 9)}, False, (1, H, 1, 9)),
-    ("parts broadcast together", ops.MATH, {}, 6, 9, PARTS, False, (B, H, 6, 9)),
-    ("alibi", ops.MATH, {}, 6, 9, {"alibi_slopes": torch.ones(H)}, False, (1, H, 6, 9)),
-    ("alibi per batch", ops.MATH, {}, 6, 9, {"alibi_slopes": torch.ones(B, H)}, False, (B, H, 6, 9)),
-    ("flash on CUDA: bottom right", ops.FLASH_CUDA, BOTTOM_RIGHT, 6, 9, {}, True, None),
-    ("flash on CUDA: square", ops.FLASH_CUDA, CAUSAL, 6, 6, {}, True, None),
-]  # fmt: skip
-
-
 def folded(call: Inputs, spec: Spec, traits: ops.Traits = ops.MATH) -> Tensor:
     mask = fold(traits, plan_mask(traits, spec, call), spec, call).mask
     assert mask is not None
     return mask
-
-
-@each("name, traits, spec, s_q, s_kv, optional, is_causal, shape", PLANS)
-def test_what_a_kernel_says_itself_and_what_is_folded(
-    name: str, traits: Any, spec: Any, s_q: int, s_kv: int, optional: Any, is_causal: bool, shape: Any
-) -> None:
-    given_inputs = inputs(s_q, s_kv, **optional)
-    plan = plan_mask(traits, Spec(**spec), given_inputs)
-    assert (plan.is_causal, plan.shape) == (is_causal, shape)
-    mask = fold(traits, plan, Spec(**spec), given_inputs).mask
-    assert (None if mask is None else tuple(mask.shape)) == shape
-
-
-@each("spec", [CAUSAL, {**CAUSAL, "bottom_right": True}])
-def test_one_tensor_of_lengths_needs_no_mask_of_keys_under_causal(spec: dict[str, Any]) -> None:
-    """A query inside its sequence sees no key beyond itself, so none of the padding."""
-    same = lengths(6, 3)
-    plan = plan_mask(ops.FLASH_CUDA, Spec(**spec), inputs(6, 6, seqlens_q=same, seqlens_kv=same))
-    assert plan.is_causal
-    assert plan.shape is None
-    assert plan.same_lengths
-    with pytest.raises(ValueError, match="takes no mask"):
-        plan_mask(ops.FLASH_CUDA, Spec(**spec), inputs(6, 6, seqlens_q=same, seqlens_kv=same.clone()))
 
 
 def seen(spec: Spec, given_inputs: Inputs, b: int, h: int, r: int, c: int) -> bool:

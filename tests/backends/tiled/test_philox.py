@@ -40,13 +40,6 @@ def test_known_answers(counter: str, key: str, expected: str) -> None:
     assert reference[:, 0].tolist() == words(expected)
 
 
-def test_key_is_seed_xor_offset_rotated_by_32_bits() -> None:
-    key = make_key(scalar(0x0123456789ABCDEF), scalar(0xF0E0D0C0_11223344))
-    assert (int(key.low), int(key.high)) == (0x89ABCDEF ^ 0xF0E0D0C0, 0x01234567 ^ 0x11223344)
-    key = make_key(scalar(-1), scalar(-2))
-    assert (int(key.low), int(key.high)) == (0, 0xFFFFFFFF ^ 0xFFFFFFFE)
-
-
 @each("kv_offset", [0, 1, 2, 3, 6])
 def test_keep_mask_matches_the_reference(kv_offset: int) -> None:
     seed, offset = scalar(0xDEADBEEF12345678), scalar(77)
