@@ -86,8 +86,7 @@ def shape_of(text: str) -> str:
 
 @cache
 def _by_word() -> dict[str, list[tuple[int, str, Library, Message]]]:
-    """Quick texts, each under the rarest key of which one is in every text that holds it: a word that stands
-    whole inside of it, the end of the word that it begins with, the beginning of the one that it ends with."""
+    """Quick texts, each under its rarest key (``_keys``), or under none."""
     index = defaultdict(list)
     messages = ((library, message) for library in libraries() for message in library.messages)
     told = [
@@ -102,6 +101,8 @@ def _by_word() -> dict[str, list[tuple[int, str, Library, Message]]]:
 
 
 def _keys(quick: str) -> list[str]:
+    """What the words of every text that holds ``quick`` give: those that stand whole inside of it, the end of
+    the word that it begins with, the beginning of the one that it ends with."""
     inside = re.findall(r"(?<=[^a-zA-Z])[a-zA-Z]+(?=[^a-zA-Z])", quick)
     begins = re.findall(r"^[a-zA-Z]*([a-zA-Z]{4})(?=[^a-zA-Z])", quick)
     ends = re.findall(r"(?<=[^a-zA-Z])([a-zA-Z]{4})[a-zA-Z]*$", quick)
