@@ -303,7 +303,7 @@ complete -c attnsel -n '__fish_attnsel_using_command explain' -l switch -r -d 'w
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l gpus-per-node -r -d 'with --cp-size: GPUs that share the fast links'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l link-gbs -r -d 'with --cp-size: GB/s per GPU and direction within a node'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l network-gbs -r -d 'with --cp-size: GB/s per GPU and direction between nodes'
-complete -c attnsel -n '__fish_attnsel_using_command explain' -l short -d 'twelve lines at most'
+complete -c attnsel -n '__fish_attnsel_using_command explain' -l short -d 'twelve lines at most; of a log the verdicts'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l markdown -d 'print Markdown, for an issue'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l json -d 'print JSON instead of text'
 # Options for: gpus

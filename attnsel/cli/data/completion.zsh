@@ -211,7 +211,7 @@ _cyclopts_attnsel() {
             '*--gpus-per-node[with --cp-size\: GPUs that share the fast links]:gpus-per-node' \
             '*--link-gbs[with --cp-size\: GB/s per GPU and direction within a node]:link-gbs' \
             '*--network-gbs[with --cp-size\: GB/s per GPU and direction between nodes]:network-gbs' \
-            '--short[twelve lines at most]' \
+            '--short[twelve lines at most; of a log the verdicts]' \
             '--markdown[print Markdown, for an issue]' \
             '--json[print JSON instead of text]' \
             '--help[Display this message and exit.]' \
