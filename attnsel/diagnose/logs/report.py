@@ -125,8 +125,8 @@ def _parts(answer: AnsweredCall) -> Iterator[Block]:
     if not helps and not (rebuilt.described and rebuilt.placed):
         gpu = rebuilt.environment.device.name if rebuilt.placed else "NAME"
         ran = answer.call.outcome is not None and answer.call.outcome.kind == "chosen"
-        why = "nothing to repair; whether a faster one would run" if ran else "the call with flags"
-        helps.append(Item(f"{why}: attnsel explain --gpu {gpu} --head-dim … --seqlen …", "→"))
+        lead = "nothing to repair; whether a faster one would run" if ran else "the call with flags"
+        helps.append(Item(f"{lead}: attnsel explain --gpu {gpu} --head-dim … --seqlen …", "→"))
     if helps:
         yield _part("What helps", helps)
     yield _part("What the log says", _said(answer.call.findings), _facts(answer))
