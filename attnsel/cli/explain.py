@@ -91,7 +91,7 @@ def explain(
             help="with --measure: rows are appended to it; ~/.cache/attnsel/figures.csv if left out",
         ),
     ] = None,
-    short: Annotated[bool, yes_or_no("twelve lines at most", group=OUTPUT)] = False,
+    short: Annotated[bool, yes_or_no("twelve lines at most; of a log the verdicts", group=OUTPUT)] = False,
     form: Form = TEXT,
 ) -> int:
     """Which attention kernel runs this call, why each of the others cannot, and how to get it.
@@ -151,10 +151,10 @@ def explain(
         "out": out,
     }
     if from_log is not None:
-        _say_nothing(own, "with --from-log")
+        _say_nothing(own | {"short": None}, "with --from-log")
         from attnsel.cli.explain_more import explain_log  # whose patterns take longest of all to load
 
-        return explain_log(from_log, question, form)
+        return explain_log(from_log, question, short, form)
     if model is not None:
         _say_nothing({name: value for name, value in own.items() if name not in _OF_A_MODEL}, "with --model")
         from attnsel.cli.explain_model import explain_model  # for --model alone

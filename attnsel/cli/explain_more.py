@@ -15,7 +15,7 @@ from attnsel.cli.output import FOUND, NO_BACKEND, bar, complain, unwound
 from attnsel.cli.question import Question
 from attnsel.diagnose.logs.answer import Stated, explained
 from attnsel.diagnose.logs.calls import gather
-from attnsel.diagnose.logs.report import log_document, nothing_known
+from attnsel.diagnose.logs.report import log_document, nothing_known, short_log_document
 from attnsel.diagnose.text_files import HEAD, TAIL, lines_of, opened
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
@@ -244,7 +244,7 @@ def ask(p: AttentionParams, env: Environment, cudnn_lib: str | None) -> Comparis
 # ---- ``attnsel explain --from-log``: a pasted log or error, and what is behind it ----------------------
 
 
-def explain_log(path: Path, question: Question, form: Form) -> int:
+def explain_log(path: Path, question: Question, short: bool, form: Form) -> int:
     """Explain every call in a log. Raises InvalidInput."""
     if question.from_file:
         raise InvalidInput("--params", None, "cannot go with --from-log: both say what the call is")
@@ -263,5 +263,5 @@ def explain_log(path: Path, question: Question, form: Form) -> int:
         question.params, question.machine, question.environment, question.policy, question.lying.of
     )
     answered = explained(found, stated)
-    form.print(lambda: log_document(answered), answered.as_dict)
+    form.print(lambda: (short_log_document if short else log_document)(answered), answered.as_dict)
     return FOUND

@@ -40,7 +40,7 @@ REPORTS = HERE / "data" / "printed_strings"
 if str(HERE) not in sys.path:  # as a program this folder is on the path anyway
     sys.path.insert(0, str(HERE))
 
-from attnsel.diagnose.logs.calls import SEEN  # noqa: E402
+from attnsel.diagnose.logs.calls import ANY, SEEN  # noqa: E402
 from attnsel.diagnose.logs.message import Message  # noqa: E402
 from attnsel.diagnose.logs.reader import entries  # noqa: E402
 from attnsel.diagnose.logs.vocabulary import gate, libraries, more  # noqa: E402
@@ -236,7 +236,7 @@ def _messages() -> dict[str, list[tuple[str, Message]]]:
     """What can know a text, under the name that a report has for it: "library: what happened"."""
     found: dict[str, list[tuple[str, Message]]] = {}
     for library in libraries():
-        if library.name not in (SEEN, "the machine"):
+        if library.name not in (ANY, SEEN, "the machine"):
             for message in library.messages:
                 if message.says.kind not in _NO_CAUSE:
                     name = f"{library.name}: {(message.says.known or message.quicks[0]).strip()[:90]}"

@@ -308,7 +308,7 @@ complete -c attnsel -n '__fish_attnsel_using_command explain' -l network-gbs -r 
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l measure -d 'time every candidate that runs the call on this machine'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l budget -r -d 'with --measure: seconds in all; 30 if left out'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l out -r -F -d 'with --measure: rows are appended to it; ~/.cache/attnsel/figures.csv if left o…'
-complete -c attnsel -n '__fish_attnsel_using_command explain' -l short -d 'twelve lines at most'
+complete -c attnsel -n '__fish_attnsel_using_command explain' -l short -d 'twelve lines at most; of a log the verdicts'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l markdown -d 'print Markdown, for an issue'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l json -d 'print JSON instead of text'
 # Options for: gpus

@@ -220,7 +220,7 @@ _cyclopts_attnsel() {
             '--measure[time every candidate that runs the call on this machine]' \
             '*--budget[with --measure\: seconds in all; 30 if left out]:budget' \
             '*--out[with --measure\: rows are appended to it; ~/.cache/attnsel/figures.csv if left o…]:out:_files' \
-            '--short[twelve lines at most]' \
+            '--short[twelve lines at most; of a log the verdicts]' \
             '--markdown[print Markdown, for an issue]' \
             '--json[print JSON instead of text]' \
             '--help[Display this message and exit.]' \

@@ -288,7 +288,7 @@ def gather(lines: Iterable[str]) -> Gathered:
         """Of every library; what two of them print is the first one's."""
         found: list[Finding] = []
         for library, among in likely(shape_of(text)):
-            others = [one.text for one in found if one.library != library.name]
+            others = [one.text for one in found if one.library != library.name and one.kind != "frame"]
             said = library.findings(text, among)
             found += [one for one in said if not any(one.text in other for other in others)]
         return tuple(found)

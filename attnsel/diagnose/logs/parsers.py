@@ -39,11 +39,18 @@ def package(match: re.Match[str]) -> Facts:
     return {"environment": {**built, name: match["version"]}}
 
 
+_MODEL = re.compile(
+    r"(?i)\b[a-z]{1,3}[ -]?\d{1,4}|\b\d{3,4}\b|titan|orin|thor|xavier|spark|apple|radeon|instinct|amd\b|intel"
+)
+
+
 def card(match: re.Match[str]) -> Facts | None:
     """The card that the most of the words name, if there is one."""
     words = match["card"].split()
     for end in range(len(words), 0, -1):
         name = " ".join(words[:end]).strip(" :,.;")
+        if not _MODEL.search(name):  # most words behind "GPU" name none, and to look one up takes long
+            return None
         with suppress(InvalidInput):
             device = describe_device(name)
             if device.name != f"sm{device.arch}":

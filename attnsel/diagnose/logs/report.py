@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, metadata
 from itertools import pairwise, zip_longest
 
 from attnsel.diagnose.logs.answer import AnsweredCall, Cause, Explained, library_of
 from attnsel.diagnose.logs.calls import LoggedCall
 from attnsel.diagnose.logs.message import Finding
-from attnsel.diagnose.logs.vocabulary import libraries
 from attnsel.environment import COMPONENTS
 from attnsel.params import AttentionParams
 from attnsel.report.answer import paste_of, to_paste, warnings
@@ -38,12 +40,25 @@ def log_document(explained: Explained) -> Document:
     return Document((*blocks, *([Paragraph(rest)] if rest else [])))
 
 
+def short_log_document(explained: Explained) -> Document:
+    """The verdict of each call, a line each, the most frequent first."""
+    told = [Paragraph(_verdict(answer)) for answer in explained.answers[:MOST_CALLS]]
+    rest = len(explained.answers) - MOST_CALLS
+    return Document((*told, *([Paragraph(f"{rest} more: --json has them")] if rest > 0 else [])))
+
+
+_FORM = "the form 'A missing rule' (.github/ISSUE_TEMPLATE/missing-rule.yml)"
+
+
 def nothing_known() -> list[str]:
-    """What to say where a log has nothing that is known: whose messages are read, and where to report it."""
-    names = dict.fromkeys(library.name for library in libraries() if library.looked_for)
+    """What to say where a log has nothing that is known: whose messages are, and where to report it."""
+    urls = []
+    with suppress(PackageNotFoundError):
+        urls = metadata("attnsel").get_all("Project-URL") or []
+    named = (url.partition(", ")[2] for url in urls if re.match("(?i)issues|bug", url))
     return [
-        f"nothing in this log is known: it reads messages of {', '.join(names)}",
-        "if it is about attention, report the text in an issue, with what attnsel doctor --json prints",
+        "nothing in this log is known (docs/how-to/logs.md: whose messages are)",
+        f"if it is about attention, report it: {next(named, _FORM)}",
     ]
 
 
@@ -56,7 +71,8 @@ def _verdict(answer: AnsweredCall) -> str:
     if cause is None and call.outcome is None and all(f.kind == "question" for f in call.findings):
         return f"{call.library}: the configuration of a call, and not what became of it"
     if cause is None:
-        return f"{call.library}: {(call.outcome or call.findings[-1]).text}"
+        told = call.outcome or call.findings[-1]
+        return f"{call.library}{' chose' * (told.kind == 'chosen')}: {told.text}"
     about = ", ".join(cause.candidates) or call.library
     link = f" ({cause.link})" if cause.link else ""
     return cause.text + link if about.casefold() in cause.text.casefold() else f"{about}: {cause.text}{link}"
@@ -108,7 +124,9 @@ def _parts(answer: AnsweredCall) -> Iterator[Block]:
         helps.append(Item(ask, "→"))
     if not helps and not (rebuilt.described and rebuilt.placed):
         gpu = rebuilt.environment.device.name if rebuilt.placed else "NAME"
-        helps.append(Item(f"the call with flags: attnsel explain --gpu {gpu} --head-dim … --seqlen …", "→"))
+        ran = answer.call.outcome is not None and answer.call.outcome.kind == "chosen"
+        lead = "nothing to repair; whether a faster one would run" if ran else "the call with flags"
+        helps.append(Item(f"{lead}: attnsel explain --gpu {gpu} --head-dim … --seqlen …", "→"))
     if helps:
         yield _part("What helps", helps)
     yield _part("What the log says", _said(answer.call.findings), _facts(answer))

@@ -86,22 +86,39 @@ def shape_of(text: str) -> str:
 
 @cache
 def _by_word() -> dict[str, list[tuple[int, str, Library, Message]]]:
-    """Quick texts, each under the longest word that stands whole inside of it, or under none."""
+    """Quick texts, each under its rarest key (``_keys``), or under none."""
     index = defaultdict(list)
     messages = ((library, message) for library in libraries() for message in library.messages)
-    for place, (library, message) in enumerate(messages):
-        for quick in map(shape_of, message.quicks):
-            inside = re.findall(r"(?<=[^a-zA-Z])[a-zA-Z]+(?=[^a-zA-Z])", quick)
-            index[max(inside, key=len, default="")].append((place, quick, library, message))
+    told = [
+        (_keys(quick), (place, quick, library, message))
+        for place, (library, message) in enumerate(messages)
+        for quick in map(shape_of, message.quicks)
+    ]
+    often = Counter(key for keys, _ in told for key in keys)
+    for keys, one in told:
+        index[min(keys, key=lambda key: (often[key], -len(key)), default="")].append(one)
     return index
+
+
+def _keys(quick: str) -> list[str]:
+    """What the words of every text that holds ``quick`` give: those that stand whole inside of it, the end of
+    the word that it begins with, the beginning of the one that it ends with."""
+    inside = re.findall(r"(?<=[^a-zA-Z])[a-zA-Z]+(?=[^a-zA-Z])", quick)
+    begins = re.findall(r"^[a-zA-Z]*([a-zA-Z]{4})(?=[^a-zA-Z])", quick)
+    ends = re.findall(r"(?<=[^a-zA-Z])([a-zA-Z]{4})[a-zA-Z]*$", quick)
+    return [*inside, *(f"…{key}" for key in begins), *(f"{key}…" for key in ends)]
 
 
 @lru_cache(maxsize=4096)
 def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:
     """The messages that a text of this ``shape`` (``shape_of``) can hold, by library, in their order."""
     index, found = _by_word(), dict[int, tuple[Library, Message]]()
-    for word in {"", *re.findall("[a-zA-Z]+", shape)} & index.keys():
-        found |= {place: (library, one) for place, quick, library, one in index[word] if quick in shape}
+    words = {"", *re.findall("[a-zA-Z]+", shape)}
+    words |= {f"…{word[-4:]}" for word in words} | {f"{word[:4]}…" for word in words}
+    for word in words & index.keys():
+        for place, quick, library, one in index[word]:
+            if quick in shape:
+                found[place] = library, one
     by_library = groupby((found[place] for place in sorted(found)), key=lambda pair: id(pair[0]))
     pairs = (list(same) for _, same in by_library)
     return tuple((same[0][0], tuple(message for _, message in same)) for same in pairs)
