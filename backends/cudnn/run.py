@@ -410,27 +410,22 @@ def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
     Plans are looked up at every call all the same: a thread has a handle of its own, and a CUDA graph pins
     the plans that it captures.
     """
-    i = inputs
-    if spec.need_grad or spec.packed or spec.dropout_p or i.block_table is not None or is_transformed():
-        return None
-    if i.alibi_slopes is not None or i.softmax_offset is not None:
+    told = inputs.alibi_slopes, inputs.softmax_offset, inputs.block_table
+    other = spec.need_grad or spec.packed or spec.dropout_p or is_transformed()
+    if other or any(t is not None for t in told):
         return None
     prepare(spec, inputs)
     found = problem(spec, inputs)
     call, graph, digest = found.call, found.forward, found.forward_digest
-    alone = {t.name for t in (*graph.inputs, *graph.outputs)} == {"q", "k", "v", "o"} and not _may_be_blind(
-        call
-    )
+    names = {t.name for t in (*graph.inputs, *graph.outputs)}
+    alone = names == {"q", "k", "v", "o"} and not _may_be_blind(call)
 
-    def bound(
-        q: Tensor, k: Tensor, v: Tensor, mask: None = None, bias: Tensor | None = None, slopes: None = None,
-        seqlens_q: Tensor | None = None, seqlens_kv: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def bound(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> Tensor:
         if is_transformed():
             raise RuntimeError("this call was bound for inference: it has no derivatives")
         session = _session.current(q.device)
         if not alone:
-            given = Inputs(q, k, v, mask, bias, slopes, None, seqlens_q, seqlens_kv)
+            given = Inputs(q, k, v, *others[:3], None, *others[3:])
             return _attended(spec, found, given, session).out
         with made_current(session.device):
             out = buffer_of(call.out, q)
