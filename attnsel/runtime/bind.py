@@ -227,8 +227,7 @@ def _others(i: Inputs) -> tuple[Tensor | None, ...]:
 def _through_contract(binding: Binding, example: Inputs) -> Run:
     """Our own autograd around the kernel's forward and backward; the way to lse and max_logit too.
 
-    Where nothing is recorded, as for no call like the example, the forward alone: an autograd function costs
-    more than what a small forward leaves to do on the host.
+    Where nothing of the example is recorded, the forward alone: an autograd function takes the host longer.
     """
     kernel, spec, gather, config = binding.kernel, binding.spec, binding.gather, binding.config
     recorded = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in example)

@@ -425,7 +425,8 @@ def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
             raise RuntimeError("this call was bound for inference: it has no derivatives")
         session = _session.current(q.device)
         if not alone:
-            given = Inputs(q, k, v, *others[:3], None, *others[3:])
+            _, bias, _, seqlens_q, seqlens_kv = others or (None,) * 5
+            given = Inputs(q, k, v, bias=bias, seqlens_q=seqlens_q, seqlens_kv=seqlens_kv)
             return _attended(spec, found, given, session).out
         with made_current(session.device):
             out = buffer_of(call.out, q)

@@ -274,10 +274,8 @@ def prepare(spec: Spec, inputs: Inputs) -> None:
 
 
 def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
-    """``forward`` for inference on dense q, k and v alone: from the second call on what the first one
-    launched, without a look at what calls like this one have in common. None for other calls, and where
-    nothing is remembered. Raises as ``prepare`` does.
-    """
+    """``forward`` for inference on dense q, k and v alone: from the second call on what the first launched,
+    with other tensors. None for other calls, and where nothing is remembered. Raises as ``prepare`` does."""
     others = any(t is not None for t in inputs[3:])
     if spec.need_grad or spec.packed or others or is_transformed() or not (_arch(inputs.q) and remembers()):
         return None
