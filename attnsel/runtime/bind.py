@@ -127,7 +127,8 @@ def bind_gradients(selection: Selection, call: Call) -> RunGradients:
     """
     binding = binding_of(selection, call, need_grad=True)
     kernel, spec, config, p = binding.kernel, binding.spec, binding.config, binding.params
-    prepare(binding, call if binding.change is None else binding.change.enter(call)[-1])
+    inner = call if binding.change is None else binding.change.enter(call)[-1]
+    prepare_kernel(kernel, spec, _example(binding, inner))
 
     def contract(t: Tensor) -> Tensor:
         whole = t.unflatten(-1, (p.num_heads, p.head_dim_v)) if config.flatten_heads else t
@@ -144,12 +145,6 @@ def bind_gradients(selection: Selection, call: Call) -> RunGradients:
         return grads._replace(bias=dbias, **in_callers_format)
 
     return run if binding.change is None else binding.change.around_gradients(run)
-
-
-def prepare(binding: Binding, call: Call) -> None:
-    """Get the kernel ready for a call that is as the kernel wants it. Raises CannotPrepare."""
-    if binding.kernel.prepare is not None:
-        prepare_kernel(binding.kernel, binding.spec, _example(binding, call))
 
 
 def _example(binding: Binding, call: Call) -> Inputs:
@@ -232,8 +227,7 @@ def _others(i: Inputs) -> tuple[Tensor | None, ...]:
 def _through_contract(binding: Binding, example: Inputs) -> Run:
     """Our own autograd around the kernel's forward and backward; the way to lse and max_logit too.
 
-    Where nothing is recorded, as for no call like the example, the forward alone: an autograd function costs
-    more than what a small forward leaves to do on the host.
+    Where nothing of the example is recorded, the forward alone: an autograd function takes the host longer.
     """
     kernel, spec, gather, config = binding.kernel, binding.spec, binding.gather, binding.config
     recorded = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in example)

@@ -208,8 +208,8 @@ class ExecutionPlan(NamedTuple):
 
 def ready(graph: Graph, made: Any, workspace: int, session: Session) -> ExecutionPlan:
     """The plan of a graph that the frontend has built."""
-    tensors, ragged = (*graph.inputs, *graph.outputs), graph.ragged
-    names = sorted([*((t.uid, t.name) for t in tensors), *((t.uid, t.name) for t in ragged)])
+    every: tuple[Any, ...] = (*graph.inputs, *graph.outputs, *graph.ragged)
+    names = sorted((t.uid, t.name) for t in every)
     launch = _by_address(made, [uid for uid, _ in names], session.versions[1])
     return ExecutionPlan(graph, made, workspace, tuple(names), launch)
 

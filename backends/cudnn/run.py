@@ -384,9 +384,13 @@ def forward(spec: Spec, inputs: Inputs) -> Result:
     """
     check(spec, inputs)
     session = _session.current(inputs.q.device)
-    found = problem(spec, inputs)
+    with torch.no_grad():
+        return _attended(spec, problem(spec, inputs), inputs, session)
+
+
+def _attended(spec: Spec, found: Problem, inputs: Inputs, session: _session.Session) -> Result:
     call, graph = found.call, found.forward
-    with torch.no_grad(), made_current(session.device):
+    with made_current(session.device):
         plan = plan_of(graph, found.forward_digest, session)
         buffers = _shared(call, graph, inputs)
         out = buffers["o"] = buffer_of(call.out, inputs.q)
@@ -400,24 +404,30 @@ def forward(spec: Spec, inputs: Inputs) -> Result:
 
 
 def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
-    """``forward`` for inference on dense q, k and v alone, with all that calls like this one have in common
-    found out once; None for other calls. Raises as ``prepare`` does.
+    """``forward`` for inference on a dense batch, with all that calls like this one have in common found out
+    once; None for other calls, and for slopes, which each call has to show anew. Raises as ``prepare`` does.
 
     Plans are looked up at every call all the same: a thread has a handle of its own, and a CUDA graph pins
     the plans that it captures.
     """
-    if spec.need_grad or spec.packed or is_transformed() or any(t is not None for t in inputs[3:]):
+    told = inputs.alibi_slopes, inputs.softmax_offset, inputs.block_table
+    other = spec.need_grad or spec.packed or spec.dropout_p or is_transformed()
+    if other or any(t is not None for t in told):
         return None
     prepare(spec, inputs)
     found = problem(spec, inputs)
     call, graph, digest = found.call, found.forward, found.forward_digest
-    if {t.name for t in (*graph.inputs, *graph.outputs)} != {"q", "k", "v", "o"} or _may_be_blind(call):
-        return None
+    names = {t.name for t in (*graph.inputs, *graph.outputs)}
+    alone = names == {"q", "k", "v", "o"} and not _may_be_blind(call)
 
-    def bound(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def bound(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> Tensor:
         if is_transformed():
             raise RuntimeError("this call was bound for inference: it has no derivatives")
         session = _session.current(q.device)
+        if not alone:
+            _, bias, _, seqlens_q, seqlens_kv = others or (None,) * 5
+            given = Inputs(q, k, v, bias=bias, seqlens_q=seqlens_q, seqlens_kv=seqlens_kv)
+            return _attended(spec, found, given, session).out
         with made_current(session.device):
             out = buffer_of(call.out, q)
             plan_of(graph, digest, session).run(session, {"q": q, "k": k, "v": v, "o": out})

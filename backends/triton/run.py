@@ -274,13 +274,10 @@ def prepare(spec: Spec, inputs: Inputs) -> None:
 
 
 def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
-    """``forward`` for inference on dense q, k and v alone: from the second call on what the first one
-    launched, without a look at what calls like this one have in common. None for other calls, and where
-    nothing is remembered. Raises as ``prepare`` does.
-    """
-    if spec.need_grad or spec.packed or any(t is not None for t in inputs[3:]):
-        return None
-    if is_transformed() or _arch(inputs.q) is None or not remembers():
+    """``forward`` for inference on dense q, k and v alone: from the second call on what the first launched,
+    with other tensors. None for other calls, and where nothing is remembered. Raises as ``prepare`` does."""
+    others = any(t is not None for t in inputs[3:])
+    if spec.need_grad or spec.packed or others or is_transformed() or not (_arch(inputs.q) and remembers()):
         return None
     prepare(spec, inputs)
     device, place = inputs.q.device, place_for("forward", spec, inputs)
@@ -435,22 +432,20 @@ def _buffers(call: LaunchCall, dout: Tensor, arch: int | None, processors: int) 
     )
 
 
+_capability = lru_cache(maxsize=64)(torch.cuda.get_device_capability)
+
+
 def _arch(q: Tensor) -> int | None:
     """90 for compute capability 9.0; None where the interpreter runs."""
     if q.device.type == "cpu":
         return None
     if q.device.type != "cuda":
         raise ValueError(f"the Triton kernels run on CUDA and (interpreted) CPU tensors, got {q.device.type}")
-    arch = _capability(q.device)
+    major, minor = _capability(q.device)
+    arch = major * 10 + minor
     if arch < 80 and q.dtype != torch.float16:
         raise ValueError(f"on sm{arch} the Triton kernels compute in float16 only, got {q.dtype}")
     return arch
-
-
-@lru_cache(maxsize=64)
-def _capability(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return major * 10 + minor
 
 
 def _run(launch: Launch, device: torch.device, arch: int | None) -> Any:

@@ -106,7 +106,6 @@ def launching(arch: int, processors: int = 132) -> Iterator[list[Launched]]:
         with (
             mock.patch.object(run, "_arch", return_value=arch),
             mock.patch.object(run, "_processors", return_value=processors),
-            mock.patch.object(torch.cuda, "device", return_value=contextlib.nullcontext()),
         ):
             yield driver.seen
     finally:

@@ -95,7 +95,8 @@ def test_forward_and_backward_are_those_of_the_reference(case: Case) -> None:
 
     call = bind(dataclasses.replace(spec, need_grad=False), inputs)
     if call is not None:
-        assert_matches({"out": call(*inputs[:3])}, {"out": wanted["out"]}, TOLERANCE)
+        out = call(*inputs[:3], None, inputs.bias, None, inputs.seqlens_q, inputs.seqlens_kv)
+        assert_matches({"out": out}, {"out": wanted["out"]}, TOLERANCE)
 
 
 def check(spec: Spec, inputs: Inputs) -> None:
