@@ -33,6 +33,10 @@ COMMANDS = {
         "attnsel.cli.can_i_use:can_i_use",
         "which kernels have a feature, where and since when; what runs over a grid",
     ),
+    "compare": (
+        "attnsel.cli.compare:compare",
+        "which answers another machine changes, and why; of many ranks who differs",
+    ),
     "rules": ("attnsel.cli.known:rules", "everything that is known, one entry per rule"),
     "rule": ("attnsel.cli.known:rule", "the page of one rule: why, since when, how sure, examples"),
     "gpus": ("attnsel.cli.known:gpus", "the GPUs that --gpu knows"),
@@ -41,7 +45,6 @@ COMMANDS = {
         "the GPU tests and the kernel benchmark on this card, into one file",
     ),
     "run": ("attnsel.cli.program:run", "a program that imports flash_attn, where there is no flash_attn"),
-    "report": ("attnsel.cli.report:report", "the files of many ranks in one answer: who differs, and why"),
     "replay": ("attnsel.cli.replay:replay", "a call that was refused or came out wrong, as a short program"),
     "watch": ("attnsel.cli.program:watch", "an unmodified program, and what attention it runs"),
     "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),

@@ -130,16 +130,16 @@ def place_of(text: str, flag: str = "--env", folder: Path | None = None) -> Plac
         if not value and equals:
             raise InvalidInput(flag, text, f"{before} needs a value")
     if base is not None and "torch" in changes:
-        base = _told_of(base.with_torch, changes.pop("torch"), text, flag)
+        base = told_of(base.with_torch, changes.pop("torch"), text, flag)
     return Place(base, changes)
 
 
 def environment_of(text: str, flag: str = "--env", folder: Path | None = None) -> Environment:
     """The machine that a text says: see ``place_of``. Raises InvalidInput naming ``flag``."""
-    return _told_of(place_of(text, flag, folder).where, {}, text, flag)
+    return told_of(place_of(text, flag, folder).where, {}, text, flag)
 
 
-def _told_of(make: Callable[[Any], Environment], given: Any, text: str, flag: str) -> Environment:
+def told_of(make: Callable[[Any], Environment], given: Any, text: str, flag: str) -> Environment:
     """A mistake is one of this flag's."""
     try:
         return make(given)
@@ -196,6 +196,11 @@ def read_object(path: Path, flag: str) -> dict[str, Any]:
     return _object(path, _text(path, flag), "", flag)
 
 
+def read_json(path: Path, flag: str) -> Any:
+    """What a file's JSON holds. Raises InvalidInput, also for a key that is there twice."""
+    return _parsed(path, _text(path, flag), flag)
+
+
 def called(path: Path | None) -> str:
     """A file's name in a message."""
     return "standard input" if str(path) == "-" else str(path)
@@ -234,20 +239,36 @@ def _printed(path: Path, text: str) -> TeConfig | None:
 
 def _object(path: Path, text: str, part: str, flag: str) -> dict[str, Any]:
     """An object; ``part`` of it where the file holds a whole answer. Raises InvalidInput."""
-    try:
-        data = json.loads(text)
-    except RecursionError:
-        raise InvalidInput(flag, str(path), "is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise InvalidInput(flag, str(path), f"is no JSON: {where}: {error.msg}") from None
-    except ValueError as error:  # a number of thousands of digits
-        raise InvalidInput(flag, str(path), f"cannot be read: {str(error).partition(';')[0]}") from None
+    data = _parsed(path, text, flag)
     if isinstance(data, dict) and isinstance(data.get(part), dict):
         data = data[part]
     if not isinstance(data, dict):
         raise InvalidInput(flag, str(path), "must hold a JSON object")
     return data
+
+
+def _parsed(path: Path, text: str, flag: str) -> Any:
+    if not text.strip():
+        raise InvalidInput(flag, str(path), "is empty")
+    try:
+        return json.loads(text, object_pairs_hook=_each_once)
+    except RecursionError:
+        raise InvalidInput(flag, str(path), "is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InvalidInput(flag, str(path), f"is no JSON: {where}: {error.msg}") from None
+    except ValueError as error:  # a number of thousands of digits, a key twice
+        raise InvalidInput(flag, str(path), f"cannot be read: {str(error).partition(';')[0]}") from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Of a key that stands twice, as after a merge, nobody knows which is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the key {short(twice)} stands twice in one object")
+    return found
 
 
 def _text(path: Path, flag: str) -> str:

@@ -167,8 +167,8 @@ class Environment(FrozenModel):
         return unread(self)
 
     def with_torch(self, torch: Any) -> Environment:
-        """This machine once another torch was installed: with the Triton, cuDNN and CUDA that its wheel brings,
-        which are then assumed, where it has any. Raises InvalidInput."""
+        """This machine with another torch installed, and of Triton, cuDNN and CUDA, where it has them, what the
+        wheel of that torch brings: they are then assumed. Raises InvalidInput."""
         version = _component("torch", torch)
         brought = _companions(self.device, {"torch": version, "python": self.python})
         names = [name for name in ("triton", "cudnn", "cuda") if getattr(self, name) is not None]
