@@ -34,6 +34,7 @@ LATE = {
     "attnsel.cli.program",
     "attnsel.cli.question",
     "attnsel.integrations.program",
+    "attnsel.integrations.pytest_plugin",
 }
 
 

@@ -37,6 +37,7 @@ COMMANDS = {
         "attnsel.cli.compare:compare",
         "which answers another machine changes, and why; of many ranks who differs",
     ),
+    "check": ("attnsel.cli.check:check", "whether attention is still what a baseline says, for CI"),
     "rules": ("attnsel.cli.known:rules", "everything that is known, one entry per rule"),
     "rule": ("attnsel.cli.known:rule", "the page of one rule: why, since when, how sure, examples"),
     "gpus": ("attnsel.cli.known:gpus", "the GPUs that --gpu knows"),

@@ -238,7 +238,8 @@ def standard_questions() -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
     for (dtype, typed), (width, dims), (kind, masked), (phase, run) in product(
         _DTYPES.items(), _WIDTHS.items(), _KINDS.items(), _PHASES.items()
     ):
-        asked = {"num_heads": 32, "num_gqa_groups": 8, "max_seqlen_q": 4096, "max_seqlen_kv": 4096}
+        asked: dict[str, Any] = {"num_heads": 32, "num_gqa_groups": 8}
+        asked |= {"max_seqlen_q": 4096, "max_seqlen_kv": 4096}
         asked |= {"head_dim_qk": dims[0], "head_dim_v": dims[1], **typed, **masked, **run}
         if phase == "decode" and "causal" in masked["attn_mask_type"]:
             asked["attn_mask_type"] = f"{masked['attn_mask_type']}_bottom_right"
@@ -276,7 +277,7 @@ def verdict(found: Comparison) -> str:
         ((other, count),) = changed
         what = f"{count} of {many}" if found.questions > 1 else "The answer"
         return f"{what} {'change' if count > 1 else 'changes'} from {found.reference} to {other}."
-    parts = ", ".join(f"{name} in {count}" for name, count in changed)
+    parts = ", ".join(f"{name} in {number}" for name, number in changed)
     text = f"Other than {found.reference}: {parts} of {many}."
     if found.odd is None:
         return text

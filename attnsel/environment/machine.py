@@ -167,8 +167,8 @@ class Environment(FrozenModel):
         return unread(self)
 
     def with_torch(self, torch: Any) -> Environment:
-        """This machine with another torch installed, and of Triton, cuDNN and CUDA, where it has them, what the
-        wheel of that torch brings: they are then assumed. Raises InvalidInput."""
+        """This machine with another torch installed, and of Triton, cuDNN and CUDA, where it has them, those
+        that the wheel of that torch brings: they are then assumed. Raises InvalidInput."""
         version = _component("torch", torch)
         brought = _companions(self.device, {"torch": version, "python": self.python})
         names = [name for name in ("triton", "cudnn", "cuda") if getattr(self, name) is not None]
