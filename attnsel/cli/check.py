@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 from xml.etree import ElementTree
@@ -183,21 +182,14 @@ def _now(baseline: Baseline, file: Path) -> list[Held]:
 def _write(file: Path, text: str) -> None:
     """All of it or nothing. Raises InvalidInput."""
     target = Path(os.path.realpath(file))
-    made = ""
+    made = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        mode = target.stat().st_mode & 0o777 if target.exists() else None
-        number, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with open(number, "w", encoding="utf-8", newline="\n") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(made, 0o666 & ~umask if mode is None else mode)
+        made.write_text(text, encoding="utf-8", newline="\n")
+        if target.exists():
+            shutil.copymode(target, made)
         os.replace(made, target)
     except OSError as error:
-        with suppress(OSError):
-            os.unlink(made)
+        made.unlink(missing_ok=True)
         raise InvalidInput("FILE", str(file), f"cannot be written: {error.strerror or error}") from None
 
 

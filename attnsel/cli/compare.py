@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from attnsel.base.records import stamped
+from attnsel.base.records import stamped, to_json
 from attnsel.cli.explain_model import plan_there, read_model
 from attnsel.cli.flags import THE_CALL
 from attnsel.cli.form import TEXT, Form
@@ -32,6 +32,7 @@ from attnsel.cli.question import (
 )
 from attnsel.diagnose.compare import (
     Answered,
+    Side,
     compare_document,
     compared,
     standard_questions,
@@ -102,7 +103,7 @@ def compare(
             if given is not None:
                 raise InvalidInput(flag, str(given), "says nothing of the files of ranks")
         return compare_ranks(places, form)
-    sides = [(_name(text), _side(text, question)) for text in places]
+    sides = [Side(_name(text), _side(text, question)) for text in places]
     if len(sides) < 2:
         complain(
             "compare needs two environments or the files of ranks: attnsel compare A100 H100, "
@@ -132,7 +133,7 @@ def compare(
             [_answer(words, fields, env, question, chooser) for words, fields in asked] for _, env in sides
         ]
     found = compared(sides, answers)
-    form.print(lambda: compare_document(found), lambda: stamped("compare", found.as_dict()))
+    form.print(lambda: compare_document(found), lambda: stamped("compare", to_json(found)))
     return FOUND
 
 

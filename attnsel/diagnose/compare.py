@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import product
+from operator import or_
 from typing import Any, NamedTuple
 
-from attnsel.base.records import to_json
+from attnsel.base.rows import read_rows
 from attnsel.decision import Selection
 from attnsel.environment import Environment
 from attnsel.report.answer import warnings
@@ -72,30 +75,35 @@ class Change(NamedTuple):
     layers: int
 
 
+class Side(NamedTuple):
+    name: str
+    environment: Environment
+
+
+class Share(NamedTuple):
+    """How many questions an environment answers otherwise."""
+
+    name: str
+    questions: int
+
+
 class Comparison(NamedTuple):
     """``reference``: the environment whose answers stand for "before": of two the first, of more the one that
     agrees most with the others. ``changed``: answers by environment that are not the reference's. ``odd``:
     of more than two, the one that alone differs in most questions, and in how many."""
 
-    environments: tuple[tuple[str, Environment], ...]
+    environments: tuple[Side, ...]
     reference: str
     questions: int
-    changed: tuple[tuple[str, int], ...]
-    odd: tuple[str, int] | None
+    changed: tuple[Share, ...]
+    odd: Share | None
     changes: tuple[Change, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """As docs/schemas/compare-1.json has it."""
-        environments = [{"name": name, "environment": to_json(env)} for name, env in self.environments]
-        changed = [{"name": name, "questions": count} for name, count in self.changed]
-        odd = None if self.odd is None else {"name": self.odd[0], "questions": self.odd[1]}
-        return {**to_json(self), "environments": environments, "changed": changed, "odd": odd}
 
 
 _Cause = tuple[Outcome, Outcome, tuple[Why, ...], tuple[Why, ...]]
 
 
-def compared(sides: Sequence[tuple[str, Environment]], answers: Sequence[Sequence[Answered]]) -> Comparison:
+def compared(sides: Sequence[Side], answers: Sequence[Sequence[Answered]]) -> Comparison:
     """``answers``: of each side to the same questions, in the same order."""
     names = tuple(name for name, _ in sides)
     outcomes = [[outcome_of(one.selection) for one in asked] for asked in answers]
@@ -124,7 +132,7 @@ def compared(sides: Sequence[tuple[str, Environment]], answers: Sequence[Sequenc
         reference=names[reference],
         questions=count,
         changed=tuple(
-            (names[side], count - _agree(outcomes[reference], outcomes[side]))
+            Share(names[side], count - _agree(outcomes[reference], outcomes[side]))
             for side in places
             if side != reference
         ),
@@ -192,7 +200,7 @@ def _agree(one: Sequence[Outcome], other: Sequence[Outcome]) -> int:
     return sum(a == b for a, b in zip(one, other, strict=True))
 
 
-def _odd_one(names: Sequence[str], outcomes: Sequence[Sequence[Outcome]]) -> tuple[str, int] | None:
+def _odd_one(names: Sequence[str], outcomes: Sequence[Sequence[Outcome]]) -> Share | None:
     """The one that alone differs where all the others agree, in most questions; None where two do."""
     alone: dict[int, int] = {}
     for answers in zip(*outcomes, strict=True):
@@ -202,7 +210,7 @@ def _odd_one(names: Sequence[str], outcomes: Sequence[Sequence[Outcome]]) -> tup
     if not alone:
         return None
     most = max(alone, key=lambda side: alone[side])
-    return (names[most], alone[most]) if list(alone.values()).count(alone[most]) == 1 else None
+    return Share(names[most], alone[most]) if list(alone.values()).count(alone[most]) == 1 else None
 
 
 def _words(asked: Sequence[Answered], questions: Iterable[int]) -> tuple[tuple[str, ...], ...]:
@@ -215,35 +223,23 @@ def _layers(asked: Sequence[Answered], questions: Iterable[int]) -> int:
 
 # ---- the questions that are asked where nobody brings any ----------------------------------------------
 
-_DTYPES: dict[str, dict[str, Any]] = {"16 bit": {}, "fp32": {"dtype": "fp32"}}
-_WIDTHS = {"d64": (64, 64), "d128": (128, 128), "d192/128": (192, 128), "d256": (256, 256)}
-_KINDS: dict[str, dict[str, Any]] = {
-    "causal": {"attn_mask_type": "causal"},
-    "no mask": {"attn_mask_type": "no_mask"},
-    "window of 1024": {"attn_mask_type": "causal", "window_size": (1023, 0)},
-    "softcap": {"attn_mask_type": "causal", "softcap": 50.0},
-    "sinks": {"attn_mask_type": "causal", "softmax_type": "learnable"},
-    "bias": {"attn_mask_type": "no_mask", "core_attention_bias_type": "post_scale_bias"},
-    "packed": {"attn_mask_type": "padding_causal", "qkv_layout": "thd_thd_thd"},
-}
-_PHASES: dict[str, dict[str, Any]] = {
-    "training": {"is_training": True},
-    "prefill": {"is_training": False},
-    "decode": {"is_training": False, "max_seqlen_q": 1},
-}
-
 
 def standard_questions() -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    """What most models ask: four widths of head, seven kinds of mask, three phases; heads of Llama 3 8B."""
-    for (dtype, typed), (width, dims), (kind, masked), (phase, run) in product(
-        _DTYPES.items(), _WIDTHS.items(), _KINDS.items(), _PHASES.items()
-    ):
-        asked: dict[str, Any] = {"num_heads": 32, "num_gqa_groups": 8}
-        asked |= {"max_seqlen_q": 4096, "max_seqlen_kv": 4096}
-        asked |= {"head_dim_qk": dims[0], "head_dim_v": dims[1], **typed, **masked, **run}
-        if phase == "decode" and "causal" in masked["attn_mask_type"]:
-            asked["attn_mask_type"] = f"{masked['attn_mask_type']}_bottom_right"
-        yield (dtype, width, kind, phase), asked
+    """What most models ask: the rows of ``data/questions.csv``, every combination of them."""
+    kinds: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for row in read_rows("attnsel.diagnose", "questions"):
+        kinds.setdefault(row["about"], []).append((row["words"], json.loads(row["fields"])))
+    for parts in product(*kinds.values()):
+        asked: dict[str, Any] = {
+            "num_heads": 32,
+            "num_gqa_groups": 8,
+            "max_seqlen_q": 4096,
+            "max_seqlen_kv": 4096,
+        }
+        asked = reduce(or_, (fields for _, fields in parts), asked)
+        if asked["max_seqlen_q"] == 1 and "causal" in asked["attn_mask_type"]:
+            asked["attn_mask_type"] += "_bottom_right"
+        yield tuple(words for words, _ in parts), asked
 
 
 # ---- the answer as a document --------------------------------------------------------------------------
@@ -281,7 +277,7 @@ def verdict(found: Comparison) -> str:
     text = f"Other than {found.reference}: {parts} of {many}."
     if found.odd is None:
         return text
-    return f"{found.odd[0]} is the odd one out: alone in {found.odd[1]} of {many}. {text}"
+    return f"{found.odd.name} is the odd one out: alone in {found.odd.questions} of {many}. {text}"
 
 
 def _item(change: Change, found: Comparison) -> Item:

@@ -15,7 +15,6 @@ from attnsel.params import ITEMSIZE
 from attnsel.selection.evaluate import memory_parts
 from attnsel.verdicts.requirements import size
 
-
 BY_HAND = "by hand"
 """What a test that is about attention written out names instead of a kernel."""
 
