@@ -180,4 +180,4 @@ def test_a_module_without_its_package(site, monkeypatch):
     ours.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None, origin="attnsel")
     monkeypatch.setitem(sys.modules, "flash_attn", ours)
     findings = find_flash(machine(flash=FlashFacts(strangers=flash_probe._strangers({}))))
-    assert ("note", "the module flash_attn is attnsel's own in this process", "") in findings
+    assert ("DOCTOR030", "the module flash_attn is attnsel's own in this process", "") in findings
