@@ -160,7 +160,10 @@ def _asked(question: Question, file: Path | None) -> Iterator[tuple[tuple[str, .
         if question.params:
             raise InvalidInput("--questions", str(file), "goes with no flag of a call: the file says it")
         for p in read_questions(file):
-            yield (" ".join(params_words(p)),), dict(p)
+            yield (
+                (" ".join(params_words(p)),),
+                {name: getattr(p, name) for name in AttentionParams.model_fields},
+            )
 
 
 def _answer(

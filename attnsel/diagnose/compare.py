@@ -9,6 +9,7 @@ from itertools import product
 from operator import or_
 from typing import Any, NamedTuple
 
+from attnsel.backends.registry import CANDIDATES
 from attnsel.base.rows import read_rows
 from attnsel.decision import Selection
 from attnsel.environment import Environment
@@ -168,6 +169,8 @@ def keeps_away(selection: Selection, wanted: Outcome) -> tuple[Why, ...]:
         return tuple(_of_dispatch(selection, wanted))
     if wanted.kernel is None:
         return ()
+    if wanted.kernel not in CANDIDATES:  # of a plug-in that is not here, or a slip in a baseline
+        return (Why("", f"there is no {wanted.kernel} here"),)
     if wanted.kernel != here.kernel:
         return tuple(map(_why, selection.keeps_away(wanted.kernel)))
     made = () if selection.chosen is None else selection.chosen.adaptations
