@@ -337,7 +337,7 @@ _PARAMS_FILE = Annotated[
     ),
 ]
 _ENV = Annotated[
-    str | None,
+    Path | None,
     Parameter(
         name="--env",
         group=THE_MACHINE,
@@ -434,7 +434,7 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _question(
-    stated: Mapping[Flag, Any], params_file: Path | None, env_text: str | None, lying: Lying
+    stated: Mapping[Flag, Any], params_file: Path | None, env: Path | None, lying: Lying
 ) -> Question:
     given: dict[Part, dict[str, Any]] = {"params": {}, "machine": {}, "policy": {}, "shorthand": {}}
     for flag, value in stated.items():
@@ -446,6 +446,7 @@ def _question(
         names = given["policy"].get(field, "")
         if names and not names.replace(",", "").strip():  # an empty text undoes a variable
             raise InvalidInput(field, names, "must be names with commas between")
+    env_text = None if env is None else str(env)
     if str(params_file) == env_text == "-":
         raise InvalidInput("--env", "-", "standard input is read by --params already; put one into a file")
     params, machine = with_tensors(with_recipe(given["params"])), given["machine"]

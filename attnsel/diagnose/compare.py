@@ -298,7 +298,7 @@ def _item(change: Change, found: Comparison) -> Item:
         if reasons:
             told.append((f"{when}: " if same else f"against {kernel} {when}: ", _reasons(reasons)))
     below: list[Block] = [Item(" · ".join(words)) for words in merged_words(change.questions)]
-    below += [Item(joined(told, "; "), "–")] if told else []
+    below += [Item(joined(told, "; "))] if told else []
     return Item(head, below=tuple(below))
 
 

@@ -353,7 +353,7 @@ _attnsel() {
                 COMPREPLY=()
                 ;;
               --env)
-                COMPREPLY=()
+                COMPREPLY=( $(compgen -f -- "${cur}") )
                 ;;
               --rows)
                 COMPREPLY=()
@@ -680,7 +680,7 @@ _attnsel() {
                 COMPREPLY=()
                 ;;
               --env)
-                COMPREPLY=()
+                COMPREPLY=( $(compgen -f -- "${cur}") )
                 ;;
               --model)
                 COMPREPLY=()
@@ -1001,7 +1001,7 @@ _attnsel() {
                 COMPREPLY=()
                 ;;
               --env)
-                COMPREPLY=()
+                COMPREPLY=( $(compgen -f -- "${cur}") )
                 ;;
               --from-log)
                 COMPREPLY=( $(compgen -f -- "${cur}") )

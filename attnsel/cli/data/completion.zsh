@@ -104,6 +104,11 @@ _cyclopts_attnsel() {
               compadd -- 'auto' 'never'
               return
               ;;
+            --env=*)
+              compset -P '--env='
+              _files
+              return
+              ;;
             --from-log=*)
               compset -P '--from-log='
               _files
@@ -195,7 +200,7 @@ _cyclopts_attnsel() {
             '*--memory-limit[most memory, such as 2GiB, that a call may take for scores, masks, copies and t…]:memory-limit' \
             '*--stride[q=S0,S1,S2,S3\: steps in elements, in the layout'\''s order, 0 for expanded; also k…]:stride' \
             '*--misaligned[q,k,v,mask\: tensors that begin one element off a 16-byte boundary; q=4\: at 4 by…]:misaligned' \
-            '*--env[JSON of doctor --json, of an earlier --json or of Environment; - reads standard…]:env' \
+            '*--env[JSON of doctor --json, of an earlier --json or of Environment; - reads standard…]:env:_files' \
             '*--from-log[a log or an error to explain\: what TransformerEngine, PyTorch, flash-attn, vLLM…]:from-log:_files' \
             '*--model[a whole model\: its config.json, the folder with it, or a preset (llama-3-8b, ge…]:model' \
             '*--tp-size[with --model\: ranks that share its heads]:tp-size' \
@@ -287,6 +292,11 @@ _cyclopts_attnsel() {
               compadd -- 'auto' 'never'
               return
               ;;
+            --env=*)
+              compset -P '--env='
+              _files
+              return
+              ;;
           esac
           _arguments \
             '*:such as softcap, paged-kv, fp8 or head-dim-256; all if left out' \
@@ -374,7 +384,7 @@ _cyclopts_attnsel() {
             '*--memory-limit[most memory, such as 2GiB, that a call may take for scores, masks, copies and t…]:memory-limit' \
             '*--stride[q=S0,S1,S2,S3\: steps in elements, in the layout'\''s order, 0 for expanded; also k…]:stride' \
             '*--misaligned[q,k,v,mask\: tensors that begin one element off a 16-byte boundary; q=4\: at 4 by…]:misaligned' \
-            '*--env[JSON of doctor --json, of an earlier --json or of Environment; - reads standard…]:env' \
+            '*--env[JSON of doctor --json, of an earlier --json or of Environment; - reads standard…]:env:_files' \
             '*--rows[FIELD=VALUES down the side]:rows' \
             '*--cols[FIELD=VALUES along the top]:cols' \
             '*--kernel[only these kernels; commas between. Of a grid\: one, instead of which one is cho…]:kernel' \
@@ -458,6 +468,11 @@ _cyclopts_attnsel() {
             --adapt=*)
               compset -P '--adapt='
               compadd -- 'auto' 'never'
+              return
+              ;;
+            --env=*)
+              compset -P '--env='
+              _files
               return
               ;;
             --questions=*)
@@ -552,7 +567,7 @@ _cyclopts_attnsel() {
             '*--memory-limit[most memory, such as 2GiB, that a call may take for scores, masks, copies and t…]:memory-limit' \
             '*--stride[q=S0,S1,S2,S3\: steps in elements, in the layout'\''s order, 0 for expanded; also k…]:stride' \
             '*--misaligned[q,k,v,mask\: tensors that begin one element off a 16-byte boundary; q=4\: at 4 by…]:misaligned' \
-            '*--env[JSON of doctor --json, of an earlier --json or of Environment; - reads standard…]:env' \
+            '*--env[JSON of doctor --json, of an earlier --json or of Environment; - reads standard…]:env:_files' \
             '*--model[ask about a whole model, as explain --model does]:model' \
             '*--questions[ask what a file holds\: lines of ATTNSEL_DEBUG_FORMAT=json or of attnsel watch -…]:questions:_files' \
             '*--tp-size[with --model\: ranks that share its heads]:tp-size' \

@@ -89,24 +89,7 @@ def test_each_thing_that_does_not_hold_is_told(repository: Any) -> None:
     assert {"math", "flash"} & {one["now"] for one in json.loads(repository("--json")[1])["failures"]}
 
 
-BROKEN: dict[str, Any] = {
-    "is empty": "",
-    "is no JSON: line 1, column 2": "{",
-    "is no JSON: line 1, column 1:": "<<<<<<< HEAD\n{}",
-    "stands twice in one object": '{"schema": "attnsel.baseline/1", "models": {}, "models": {}}',
-    "is no baseline": "[]",
-    "is of attnsel.baseline/9, which this attnsel": '{"schema": "attnsel.baseline/9"}',
-    "asks nothing: it names no environment": '{"schema": "attnsel.baseline/1"}',
-    "asks nothing: it names no model and no question": {"models": {}, "questions": {}},
-    "limit = 1: there is no such field: did you mean limits?": {"limit": 1},
-    "limits.max_memory = much": {"limits": {"max_memory": "much"}},
-    "environments.H100 = nope": {"environments": {"H100": "nope"}},
-    "models.m = gone": {"models": {"m": {"model": "gone"}}},
-    "models.m.tp_size = 3": {"models": {"m": {"model": "llama-3-8b", "tp_size": 3}}},
-    "questions.q.head_dim_qk = -1": {"questions": {"q": {"head_dim_qk": -1}}},
-    "dispatcher = jax": {"dispatcher": "jax"},
-    "expected = B200": {"expected": {"B200": {}}},
-}
+BROKEN = json.loads(Path(__file__).with_name("broken_baselines.json").read_text())
 
 
 def test_what_is_no_baseline_is_one_clear_error_and_never_green(repository: Any) -> None:
