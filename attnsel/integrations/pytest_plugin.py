@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-import attnsel
-
 _MARKER = (
     "attention(kernel=None, max_score_bytes=None): fail where attention in this test ran on another kernel "
     "than `kernel` (a name of attnsel's or several, 'by hand' among them; None: on a slow path although a "
@@ -31,15 +29,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
         yield
         return
     from attnsel.diagnose.watching.expected import broken, kernels_of
+    from attnsel.diagnose.watching.session import watch
 
     try:
         kernel, most = _arguments(*mark.args, **mark.kwargs)
         kernels = kernels_of(kernel)
     except (TypeError, ValueError) as error:  # InvalidInput among them
         pytest.fail(f"@pytest.mark.attention: {error}", pytrace=False)
-    with attnsel.watch() as watch:
+    with watch() as seen:
         outcome = yield
-    if outcome.excinfo is None and (told := broken(watch.watched(), kernels, most)):
+    if outcome.excinfo is None and (told := broken(seen.watched(), kernels, most)):
         text = "\n".join(("attention did not run as this test expects:", *told))
         outcome.force_exception(pytest.fail.Exception(text, pytrace=False))
 
