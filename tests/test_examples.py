@@ -148,6 +148,79 @@ def size_of(png: str) -> tuple[int, int]:
     return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
 
 
+def test_ci_is_green_and_red_after_an_upgrade_by_the_action_the_hook_and_the_mark(tmp_path):
+    """action.yml's own steps, typed into bash as a runner does; what pip would install is written down."""
+    baseline, junit = ROOT / "examples/check_in_ci/attention.json", tmp_path / "out.xml"
+    steps = re.findall(r"^ +run: (.+)$", (ROOT / "action.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(steps) == 2
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "python").write_text('#!/bin/sh\necho "$@" >> "$INSTALLED"\n')
+    (tools / "attnsel").write_text(f'#!/bin/sh\nexec {sys.executable} -m attnsel "$@"\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    environ = without_switches() | {"PYTHONPATH": str(ROOT), "PATH": f"{tools}:{os.environ['PATH']}"}
+    environ |= {"ACTION_PATH": str(ROOT), "BASELINE": str(baseline), "GITHUB_WORKSPACE": str(ROOT)}
+    environ |= {"JUNIT": str(junit), "INSTALLED": str(tmp_path / "installed")}
+    for upgrade, code in (("", 0), ("torch=2.15,cudnn=9.26", 4)):
+        script = "set -eo pipefail\n" + "\n".join(steps)
+        done = subprocess.run(
+            ["bash", "-c", script], env={**environ, "UPGRADE": upgrade}, capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stderr
+    assert (tmp_path / "installed").read_text().splitlines() == [f"-m pip install --quiet {ROOT}"] * 2
+    assert re.search(
+        r"^::error file=examples/check_in_ci/attention.json,line=\d+,", done.stdout, re.MULTILINE
+    )
+    assert "<failure message=" in junit.read_text(encoding="utf-8")
+    hook = (ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")
+    entry, arguments = (re.search(rf"^ +{key}: (.+)$", hook, re.MULTILINE)[1] for key in ("entry", "args"))
+    line = f"{entry} {arguments.strip('[]')}"
+    assert subprocess.run(["bash", "-c", line], cwd=baseline.parent, env=environ).returncode == 0
+
+
+def test_a_marked_test_fails_on_a_silent_fallback(tmp_path):
+    pytest.importorskip("torch")
+    text = (ROOT / "examples/check_in_ci/test_attention.py").read_text(encoding="utf-8")
+    more = """
+
+@pytest.mark.attention()
+def test_nothing_ran():
+    pass
+
+@pytest.mark.attention(kernel="flash")
+def test_no_such_kernel(qkv):
+    pass
+
+@pytest.mark.attention(max_score_bytes=1)
+def test_scores(qkv):
+    attend_capped(*qkv)
+"""
+    fallen = text.replace('kernel="by hand"', 'kernel="sdpa.flash"')
+    (tmp_path / "test_attention.py").write_text(text, encoding="utf-8")
+    (tmp_path / "test_fallen.py").write_text(fallen + more, encoding="utf-8")
+    environ = {**without_switches(), "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "attnsel.integrations.pytest_plugin",
+        "-q",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True)
+    assert "4 failed, 3 passed" in done.stdout, done.stdout
+    for said in (
+        "attend_capped: by hand ran, expected was sdpa.flash\n  why: written out: no kernel was asked for it",
+        "fix: replace these lines: flex_attention(",
+        "no attention ran that attnsel.watch() sees",
+        "@pytest.mark.attention: kernel = 'flash': did you mean sdpa.flash?",
+        "of scores or masks, expected were at most 1 B",
+    ):
+        assert said in done.stdout, said
+
+
 def test_a_sequence_over_two_processes_trains_as_over_one():
     torch = pytest.importorskip("torch")
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():

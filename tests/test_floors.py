@@ -35,6 +35,7 @@ LATE = {
     "attnsel.cli.program",
     "attnsel.cli.question",
     "attnsel.integrations.program",
+    "attnsel.integrations.pytest_plugin",
 }
 
 

@@ -179,7 +179,7 @@ def _stated(question: Question) -> tuple[str | None, Stated]:
     stated = question.flags - set(MACHINE)
     others = [flag.name for flag in (*SHORTHANDS, *FLAGS) if flag.field in stated]
     lying = question.lying
-    files = (("--params", question.from_file), ("--env", question.environment))
+    files = (("--params", question.from_file), ("--env", question.place.environment))
     others += [
         flag
         for flag, given in (*files, ("--stride", lying.strides), ("--misaligned", lying.alignments))
@@ -187,8 +187,8 @@ def _stated(question: Question) -> tuple[str | None, Stated]:
     ]
     if others:
         raise InvalidInput(others[0], None, _OF_A_GRID)
-    gpu = question.machine.get("gpu")
-    texts = sorted((name, text) for name, text in question.machine.items() if name != "gpu")
+    gpu = question.place.changes.get("gpu")
+    texts = sorted((name, text) for name, text in question.place.changes.items() if name != "gpu")
     return gpu, tuple((name, _release(name, text)) for name, text in texts)
 
 

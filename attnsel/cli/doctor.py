@@ -41,8 +41,8 @@ def doctor(*, form: Form = TEXT) -> int:
     --json prints one object: attnsel, python, platform, components (installed, loads, version,
     trouble), flash_attention (packages, cute_owner), plugins (entry, distribution,
     name, loads, trouble), devices (environments), gpus_in_sight, calls (device, dtype, training,
-    backend, verdicts), variables, settings (null if a variable is invalid) and findings (level, text,
-    fix).
+    backend, verdicts), variables, settings (null if a variable is invalid) and findings (code, level,
+    text, consequence, fix). --env reads it back: attnsel explain --env doctor.json.
 
     Exit code: 0 nothing is wrong, 4 a finding is an error.
     """
@@ -221,8 +221,11 @@ def _findings(findings: list[Finding]) -> Section:
     items = tuple(
         Item(
             mark=_MARKS[finding.level],
+            label=finding.code,
             text=finding.text,
-            below=(Item(mark="→", text=finding.fix),) if finding.fix else (),
+            below=tuple(
+                Item(text, mark) for text, mark in ((finding.consequence, "so"), (finding.fix, "→")) if text
+            ),
         )
         for finding in findings
     )

@@ -10,9 +10,11 @@ from attnsel.base.records import stamped
 from attnsel.cli.form import Form
 from attnsel.cli.output import FOUND, NO_BACKEND
 from attnsel.cli.question import Chooser, Question, read_object
+from attnsel.diagnose.models.calls import Layers
 from attnsel.diagnose.models.document import model_document
-from attnsel.diagnose.models.plan import Lengths, planned
+from attnsel.diagnose.models.plan import Lengths, ModelPlan, planned
 from attnsel.diagnose.models.source import layers_of, preset
+from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 
 _STATED = ("dtype", "deterministic", "cp_size", "cp_comm_type", "cuda_graph")
@@ -22,13 +24,24 @@ _LENGTHS = ("batch_size", "max_seqlen_q", "max_seqlen_kv")
 
 
 def explain_model(model: str, question: Question, tp_size: int, chooser: Chooser, form: Form) -> int:
-    """Raises InvalidInput, also for a flag whose value comes from the model."""
+    """Raises InvalidInput."""
+    plan = plan_there(layers_of(read_model(model)), question.where(), question, tp_size, chooser)
+    form.print(lambda: model_document(plan), lambda: stamped("model", plan.as_dict()))
+    runs = [cell.selection.backend is not None for cell in plan.cells]
+    return FOUND if all(runs) else NO_BACKEND
+
+
+def plan_there(
+    layers: Layers, env: Environment, question: Question, tp_size: int, chooser: Chooser
+) -> ModelPlan:
+    """A model on a machine, at the lengths that were stated. Raises InvalidInput, also for a flag whose value
+    comes from the model."""
     for field in question.params:
         if field not in (*_STATED, *_LENGTHS):
             raise InvalidInput(
                 f"--{field.replace('_', '-')}", question.params[field], "comes from the --model"
             )
-    asked, env = question.put(question.ask(), question.where())
+    asked, env = question.put(question.ask(), env)
     encoded = question.params.get("max_seqlen_kv")
     lengths = Lengths(
         asked.batch_size if "batch_size" in question.params else 1,
@@ -37,8 +50,8 @@ def explain_model(model: str, question: Question, tp_size: int, chooser: Chooser
     )
     stated = {name: getattr(asked, name) for name in _STATED if name in question.params or name == "dtype"}
     try:
-        plan = planned(
-            layers_of(read_model(model)),
+        return planned(
+            layers,
             env,
             lengths,
             lambda params, where: chooser.select(params, where, question.policy),
@@ -49,9 +62,6 @@ def explain_model(model: str, question: Question, tp_size: int, chooser: Chooser
         if error.field == "tp_size":
             raise InvalidInput("--tp-size", error.value, error.allowed) from None
         raise
-    form.print(lambda: model_document(plan), lambda: stamped("model", plan.as_dict()))
-    runs = [cell.selection.backend is not None for cell in plan.cells]
-    return FOUND if all(runs) else NO_BACKEND
 
 
 def read_model(model: str) -> Mapping[str, Any]:

@@ -260,7 +260,11 @@ def explain_log(path: Path, question: Question, short: bool, form: Form) -> int:
             complain(line)
         return NO_BACKEND
     stated = Stated(
-        question.params, question.machine, question.environment, question.policy, question.lying.of
+        question.params,
+        question.place.changes,
+        question.place.environment,
+        question.policy,
+        question.lying.of,
     )
     answered = explained(found, stated)
     form.print(lambda: (short_log_document if short else log_document)(answered), answered.as_dict)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import Distribution
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
+from attnsel.base.records import json_fields
+from attnsel.base.rows import read_rows
 from attnsel.cli.probe import CudaLibraries, Probe, ProbedMachine, read_version, redact, run_script
 from attnsel.environment import Environment
 from attnsel.environment.installed import FLASH_ATTN, distribution
@@ -19,12 +22,26 @@ from attnsel.errors import InvalidInput, printable
 from attnsel.settings import VARIABLES, Settings, configure, unknown_variables
 
 
-class Finding(NamedTuple):
-    """``error``: something is wrong. ``warning``: probably not as meant. ``note``: good to know."""
+@cache
+def _known() -> dict[str, dict[str, str]]:
+    return {row["code"]: row for row in read_rows("attnsel.cli", "findings")}
 
-    level: Literal["error", "warning", "note"]
+
+@json_fields("code", "level", "text", "consequence", "fix")
+class Finding(NamedTuple):
+    """``code``: of ``data/findings.csv``, which says how bad it is and what follows from it."""
+
+    code: str
     text: str
     fix: str = ""
+
+    @property
+    def level(self) -> str:
+        return _known()[self.code]["level"]
+
+    @property
+    def consequence(self) -> str:
+        return _known()[self.code]["consequence"]
 
 
 class PlainCall(NamedTuple):
@@ -72,10 +89,10 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         configure()
     except InvalidInput as error:
-        yield Finding("error", redact(str(error)), f"set {error.field} to what is allowed, or unset it")
+        yield Finding("DOCTOR001", redact(str(error)), f"set {error.field} to what is allowed, or unset it")
     for name, meant in unknown_variables(environ).items():
         fix = f"did you mean {meant}?" if meant else f"allowed: {', '.join(VARIABLES)}"
-        yield Finding("warning", f"{printable(name)} is set and nothing reads it", fix)
+        yield Finding("DOCTOR002", f"{printable(name)} is set and nothing reads it", fix)
 
 
 def _libraries(machine: ProbedMachine) -> Iterator[Finding]:
@@ -87,7 +104,7 @@ def _libraries(machine: ProbedMachine) -> Iterator[Finding]:
                 f"{name.replace('_', '-')} {probe.installed} is installed and does not load: {probe.trouble}"
             )
             package = "nvidia-cudnn-frontend" if name == "cudnn_frontend" else name
-            yield Finding("error", text, f"reinstall it: pip install --force-reinstall {package}")
+            yield Finding("DOCTOR003", text, f"reinstall it: pip install --force-reinstall {package}")
 
 
 _NO_LIBCUDNN = "cudnnGetVersion"  # the first symbol that cudnn-frontend looks for, when it is imported
@@ -98,35 +115,37 @@ def _frontend_alone(machine: ProbedMachine, probe: Probe) -> Finding:
     text = f"cudnn-frontend {probe.installed} finds no libcudnn: {probe.trouble}"
     env = machine.environments[0] if machine.environments else None
     if env is None or env.device.type != "cuda":
-        return Finding("note", text, "nothing to do without a GPU: cuDNN would have no use")
+        return Finding("DOCTOR004", text, "nothing to do without a GPU: cuDNN would have no use")
     cuda = 12 if env.cuda is None else env.cuda.major
     fix = f"pip install nvidia-cudnn-cu{cuda}, or put cuDNN's folder on LD_LIBRARY_PATH"
-    return Finding("error", text, fix)
+    return Finding("DOCTOR005", text, fix)
 
 
 def _plugins(machine: ProbedMachine) -> Iterator[Finding]:
     for found, probe in machine.plugins:
         if found.plugin is None:
             text = f"the plug-in {found.entry!r} of {found.distribution} is left out: {redact(found.trouble)}"
-            yield Finding("error", text, "update or uninstall it, or tell its maker")
+            yield Finding("DOCTOR006", text, "update or uninstall it, or tell its maker")
         elif probe.loads is False:
             name = found.plugin.name
             text = f"the kernel of {name} ({found.distribution}) does not load: {probe.trouble}"
-            yield Finding("error", text, f"ATTNSEL_DISABLE={name}, or reinstall it")
+            yield Finding("DOCTOR007", text, f"ATTNSEL_DISABLE={name}, or reinstall it")
 
 
 def _torch(machine: ProbedMachine) -> Iterator[Finding]:
     probe, triton = machine.probes["torch"], machine.probes["triton"]
     if probe.installed is None:
         yield Finding(
-            "note", "torch is not installed: attnsel can plan here, not run", "pip install 'attnsel[torch]'"
+            "DOCTOR008",
+            "torch is not installed: attnsel can plan here, not run",
+            "pip install 'attnsel[torch]'",
         )
         return
     version = read_version(probe.installed)
     oldest = ".".join(map(str, OLDEST_TORCH))
     if version is not None and version < OLDEST_TORCH:
         yield Finding(
-            "error",
+            "DOCTOR009",
             f"torch {version} is too old: attnsel runs on {oldest} or newer",
             f"pip install 'torch>={oldest}'",
         )
@@ -135,14 +154,14 @@ def _torch(machine: ProbedMachine) -> Iterator[Finding]:
     cuda_build = probe.said.get("cuda_build")
     if machine.gpus_in_sight and not cuda_build and not probe.said.get("hip_build"):
         yield Finding(
-            "error",
+            "DOCTOR010",
             f"there is a GPU ({machine.gpus_in_sight[0]}) and torch {probe.installed} is a CPU build",
             "install a CUDA build: https://pytorch.org/get-started/locally/",
         )
     if machine.gpus_in_sight and cuda_build and not probe.said.get("cuda_available"):
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
         yield Finding(
-            "note" if hidden else "error",
+            "DOCTOR012" if hidden else "DOCTOR011",
             f"there is a GPU ({machine.gpus_in_sight[0]}) and torch {probe.installed} cannot use it",
             f"check CUDA_VISIBLE_DEVICES, and that the driver is new enough for CUDA {cuda_build}",
         )
@@ -156,7 +175,7 @@ def _torch(machine: ProbedMachine) -> Iterator[Finding]:
     second = None if frontend is None else Version.parse(int(frontend))
     if loaded is not None and second not in (None, loaded):
         yield Finding(
-            "warning",
+            "DOCTOR013",
             f"torch loads cuDNN {loaded} and cudnn-frontend {second}: two libraries are there",
             "keep one nvidia-cudnn package, and no other cuDNN on LD_LIBRARY_PATH",
         )
@@ -168,7 +187,7 @@ def _triton(torch: Version, triton: Version | None) -> Iterator[Finding]:
     if build is None or triton is None or build.triton[:2] == triton[:2]:
         return
     text = f"torch {torch} came with triton {build.triton}, and triton {triton} is installed"
-    yield Finding("error", text, f"pip install 'triton=={build.triton.major}.{build.triton.minor}.*'")
+    yield Finding("DOCTOR014", text, f"pip install 'triton=={build.triton.major}.{build.triton.minor}.*'")
 
 
 def _cudnn(wheel: Build, cudnn: Version | None) -> Iterator[Finding]:
@@ -177,23 +196,23 @@ def _cudnn(wheel: Build, cudnn: Version | None) -> Iterator[Finding]:
         return
     text = f"torch {wheel.name} pins cuDNN {wheel.pin}, found {cudnn}"
     if cudnn.major == wheel.cudnn.major and cudnn > wheel.cudnn:
-        yield Finding("note", text, "newer is fine; what installs torch again puts its own back")
+        yield Finding("DOCTOR015", text, "newer is fine; what installs torch again puts its own back")
         return
     fix = f"pip install '{wheel.cudnn_package}=={wheel.pin}', or take the other cuDNN off LD_LIBRARY_PATH"
-    yield Finding("error", f"{text}: torch does not load it", fix)
+    yield Finding("DOCTOR016", f"{text}: torch does not load it", fix)
 
 
 def _devices(machine: ProbedMachine, calls: list[PlainCall]) -> Iterator[Finding]:
     for number, env in enumerate(machine.environments):
         name = f"device {number} ({env.device.name})"
         for warning in env.warnings:
-            yield Finding("error", f"{name}: {warning}", "install versions that fit each other")
+            yield Finding("DOCTOR017", f"{name}: {warning}", "install versions that fit each other")
         for newer in env.unread:
-            yield Finding("note", f"{name}: {newer}")
+            yield Finding("DOCTOR018", f"{name}: {newer}")
         built_for = machine.probes["torch"].said.get("arch_list") or []
         if env.device.type == "cuda" and built_for and not runs_on(env, built_for):
             yield Finding(
-                "error",
+                "DOCTOR019",
                 f"{name}: torch has no kernels for sm{env.arch}, only for {', '.join(built_for)}",
                 "install a torch build for this GPU: https://pytorch.org/get-started/locally/",
             )
@@ -203,19 +222,19 @@ def _devices(machine: ProbedMachine, calls: list[PlainCall]) -> Iterator[Finding
         for call in slow:
             kind = "training" if call.training else "inference"
             yield Finding(
-                "warning",
+                "DOCTOR020",
                 f"{name}: plain {call.dtype} {kind} gets {call.backend or 'no backend'}, which is slow",
                 f"attnsel explain --dtype {call.dtype} --{kind}",
             )
     if not machine.gpus_in_sight and all(env.device.type == "cpu" for env in machine.environments):
         if machine.driver_unasked:
             yield Finding(
-                "note",
+                "DOCTOR021",
                 "there may be a GPU here: without nvidia-ml-py the driver is not asked",
                 "pip install nvidia-ml-py",
             )
         else:
-            yield Finding("note", "no GPU here", "plan for another machine: attnsel explain --gpu H100")
+            yield Finding("DOCTOR022", "no GPU here", "plan for another machine: attnsel explain --gpu H100")
 
 
 def _slow(backend: str | None) -> bool:
@@ -333,23 +352,23 @@ def find_cuda(found: CudaLibraries, env: Environment) -> Iterator[Finding]:
     for name in found.absent:
         of_nvrtc = name.startswith("libnvrtc")
         needs = "cuDNN compiles its attention with it" if of_nvrtc else "cuDNN's graphs need it"
-        yield Finding("error", f"{name} is not there: {needs}", nvrtc if of_nvrtc else cudnn)
+        yield Finding("DOCTOR023", f"{name} is not there: {needs}", nvrtc if of_nvrtc else cudnn)
     for name, why in found.broken.items():
         fix = nvrtc if name.startswith("libnvrtc") else cudnn
-        yield Finding("error", f"{name} does not load: {why}", fix)
+        yield Finding("DOCTOR024", f"{name} does not load: {why}", fix)
     for name in found.foreign:
-        yield Finding("error", f"{name} was overwritten: its size is not what the package brought", cudnn)
+        yield Finding("DOCTOR025", f"{name} was overwritten: its size is not what the package brought", cudnn)
     if found.owners:
         names = " and ".join(found.owners)
         yield Finding(
-            "error",
+            "DOCTOR026",
             f"{names} write into one folder, nvidia/cudnn/lib: which files are there depends on the order",
             f"pip uninstall -y {' '.join(found.owners)}; {cudnn}",
         )
     if found.ahead:
         places = ", ".join(f"{name} from {path}" for name, path in found.ahead.items())
         yield Finding(
-            "warning",
+            "DOCTOR027",
             f"LD_LIBRARY_PATH puts another cuDNN before torch's: {places}",
             "take that folder off LD_LIBRARY_PATH: pieces of two releases do not work together",
         )

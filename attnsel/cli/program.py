@@ -268,7 +268,8 @@ def watch(
     time: Annotated[bool, yes_or_no("also measure time, beside an estimate")] = False,
     memory: Annotated[bool, yes_or_no("also measure memory, beside an estimate")] = False,
     out: Annotated[
-        str | None, Parameter(group=OUTPUT, help="a folder for one file per process: attnsel report reads it")
+        str | None,
+        Parameter(group=OUTPUT, help="a folder for one file per process: attnsel compare reads it"),
     ] = None,
     output: Annotated[
         str | None, Parameter(group=OUTPUT, help="write the report to this file, not to standard error")

@@ -17,11 +17,13 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
 from attnsel import settings
+from attnsel.base.suggestions import suggestion
 from attnsel.cli.flags import (
     FLAGS,
     OTHER,
@@ -38,8 +40,9 @@ from attnsel.cli.flags import (
 from attnsel.cli.output import complain
 from attnsel.decision import Selection, select
 from attnsel.dispatchers import DISPATCHERS, held_by, switches_of
-from attnsel.environment import Environment, describe_device
-from attnsel.errors import InvalidInput
+from attnsel.environment import COMPONENTS, Environment, describe_device
+from attnsel.environment.installed import component_versions
+from attnsel.errors import InvalidInput, short
 from attnsel.pages.commands import DESCRIBED_AFTERWARDS
 from attnsel.params import AttentionParams, TensorSpec
 from attnsel.params.options import KINDS
@@ -68,9 +71,116 @@ def read_params(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return found.params, machine
 
 
-def read_environment(path: Path) -> Environment:
+class Place(NamedTuple):
+    """A machine as somebody wrote it down: the environment of a file, None for one that is described or this
+    one; and what is otherwise there, ``gpu`` and fields of Environment."""
+
+    environment: Environment | None
+    changes: Mapping[str, Any]
+
+    def where(self, changes: Mapping[str, Any] = MappingProxyType({})) -> Environment:
+        """The machine, with some parts changed. Raises InvalidInput."""
+        machine = {**self.changes, **changes}
+        if self.environment is None and "gpu" in machine:
+            more = {name: machine.pop(name) for name in DESCRIBED_AFTERWARDS if name in machine}
+            described = Environment.describe(**machine)
+            return described.replace(**more) if more else described
+        base = self.environment or Environment.detect()
+        if not machine:
+            return base
+        # Another GPU or version makes it a machine that is not in front of us.
+        machine["assumed"] = tuple(name for name in base.assumed if name not in machine)
+        if "gpu" in machine:
+            machine["device"] = describe_device(machine.pop("gpu"))
+        return base.replace(**machine, detected=False)
+
+
+HERE = "here"
+_PLACES = "must be a file, a GPU or a description such as torch=2.8,gpu=H100"
+
+
+def place_of(text: str, flag: str = "--env", folder: Path | None = None) -> Place:
+    """A machine from ``FILE``, ``H100``, ``here``, ``gpu=H100,torch=2.8`` or ``FILE,torch=2.15``: first where
+    it begins, then what is otherwise. ``NAME=installed`` is the version that is installed here. Another torch
+    for a file brings what its wheel does. Files may be named from ``folder``. Raises InvalidInput naming
+    ``flag``."""
+    if not text.strip():
+        raise InvalidInput(flag, text, _PLACES)
+    first, *rest = text.split(",")
+    if _is_file(text, folder):  # a comma or an equals sign may be in its name
+        first, rest = text, []
+    elif "=" in first:
+        first, rest = HERE, [first, *rest]
+    base, changes = _beginning(first.strip(), text, flag, folder)
+    name = ""
+    for part in rest:
+        before, equals, value = (word.strip() for word in part.partition("="))
+        if equals:
+            name = before.replace("-", "_")
+            if name in changes:
+                raise InvalidInput(flag, text, f"{before} is stated twice")
+            if name not in (*_PARTS, "gpu"):
+                said = suggestion(name, _PARTS) or f"there are: gpu, {', '.join(_PARTS)}"
+                raise InvalidInput(flag, text, f"{before!r} is no part of an environment; {said}")
+            changes[name] = _installed(name, text, flag) if value == "installed" else value
+        elif name == "missing" and before:  # which may name several
+            changes[name] += f",{before}"
+        else:
+            raise InvalidInput(flag, text, f"{part!r} says nothing: {_PLACES}")
+        if not value and equals:
+            raise InvalidInput(flag, text, f"{before} needs a value")
+    if base is not None and "torch" in changes:
+        base = told_of(base.with_torch, changes.pop("torch"), text, flag)
+    return Place(base, changes)
+
+
+def environment_of(text: str, flag: str = "--env", folder: Path | None = None) -> Environment:
+    """The machine that a text says: see ``place_of``. Raises InvalidInput naming ``flag``."""
+    return told_of(place_of(text, flag, folder).where, {}, text, flag)
+
+
+def told_of(make: Callable[[Any], Environment], given: Any, text: str, flag: str) -> Environment:
+    """A mistake is one of this flag's."""
+    try:
+        return make(given)
+    except InvalidInput as error:
+        raise InvalidInput(flag, text, f"{error.field} {short(error.value, str)}: {error.allowed}") from None
+
+
+_PARTS = (*COMPONENTS, *DESCRIBED_AFTERWARDS)
+
+
+def _beginning(
+    first: str, text: str, flag: str, folder: Path | None
+) -> tuple[Environment | None, dict[str, Any]]:
+    if first == HERE:
+        return None, {}
+    if first == "-" or _is_file(first, folder) or Path(first).suffix or "/" in first:
+        return read_environment(Path(first) if first == "-" else (folder or Path()) / first, flag), {}
+    try:
+        describe_device(first)
+    except InvalidInput as error:
+        raise InvalidInput(flag, text, f"{_PLACES}; {first!r} is no file, and {error.allowed}") from None
+    return None, {"gpu": first}
+
+
+def _is_file(text: str, folder: Path | None) -> bool:
+    try:
+        return ((folder or Path()) / text).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _installed(name: str, text: str, flag: str) -> str:
+    version = component_versions().get(name)
+    if version is None:
+        raise InvalidInput(flag, text, f"{name} is not installed here")
+    return str(version)
+
+
+def read_environment(path: Path, flag: str = "--env") -> Environment:
     """An environment. Raises InvalidInput naming the file."""
-    described = dict(_object(path, _text(path, "--env"), "environment", "--env"))
+    described = dict(_object(path, _text(path, flag), "environment", flag))
     devices = described.get("devices")
     if "device" not in described and isinstance(devices, list):  # of doctor --json
         described = dict(_first_device(path, devices))
@@ -84,6 +194,11 @@ def read_environment(path: Path) -> Environment:
 def read_object(path: Path, flag: str) -> dict[str, Any]:
     """A file's JSON object. Raises InvalidInput."""
     return _object(path, _text(path, flag), "", flag)
+
+
+def read_json(path: Path, flag: str) -> Any:
+    """What a file's JSON holds. Raises InvalidInput, also for a key that is there twice."""
+    return _parsed(path, _text(path, flag), flag)
 
 
 def called(path: Path | None) -> str:
@@ -124,20 +239,36 @@ def _printed(path: Path, text: str) -> TeConfig | None:
 
 def _object(path: Path, text: str, part: str, flag: str) -> dict[str, Any]:
     """An object; ``part`` of it where the file holds a whole answer. Raises InvalidInput."""
-    try:
-        data = json.loads(text)
-    except RecursionError:
-        raise InvalidInput(flag, str(path), "is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise InvalidInput(flag, str(path), f"is no JSON: {where}: {error.msg}") from None
-    except ValueError as error:  # a number of thousands of digits
-        raise InvalidInput(flag, str(path), f"cannot be read: {str(error).partition(';')[0]}") from None
+    data = _parsed(path, text, flag)
     if isinstance(data, dict) and isinstance(data.get(part), dict):
         data = data[part]
     if not isinstance(data, dict):
         raise InvalidInput(flag, str(path), "must hold a JSON object")
     return data
+
+
+def _parsed(path: Path, text: str, flag: str) -> Any:
+    if not text.strip():
+        raise InvalidInput(flag, str(path), "is empty")
+    try:
+        return json.loads(text, object_pairs_hook=_each_once)
+    except RecursionError:
+        raise InvalidInput(flag, str(path), "is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InvalidInput(flag, str(path), f"is no JSON: {where}: {error.msg}") from None
+    except ValueError as error:  # a number of thousands of digits, a key twice
+        raise InvalidInput(flag, str(path), f"cannot be read: {str(error).partition(';')[0]}") from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Of a key that stands twice, as after a merge, nobody knows which is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the key {short(twice)} stands twice in one object")
+    return found
 
 
 def _text(path: Path, flag: str) -> str:
@@ -205,14 +336,14 @@ _PARAMS_FILE = Annotated[
         "NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2; - reads standard input; flags win over it",
     ),
 ]
-_ENV_FILE = Annotated[
+_ENV = Annotated[
     Path | None,
     Parameter(
         name="--env",
         group=THE_MACHINE,
         allow_leading_hyphen=True,
-        help="JSON of Environment, of an earlier --json or of doctor --json; - reads standard input; flags "
-        "win over it",
+        help="JSON of doctor --json, of an earlier --json or of Environment; - reads standard input; or a "
+        "description: gpu=H100,torch=2.8; or FILE,torch=2.15; flags win over it",
     ),
 ]
 
@@ -224,8 +355,7 @@ class Question:
     params: Mapping[str, Any]
     from_file: Mapping[str, str]  # fields that a file stated, and which file
     said_by: Mapping[str, str]  # fields that --head-dim, --seqlen, --causal, … stated, and which of these
-    environment: Environment | None
-    machine: Mapping[str, Any]
+    place: Place
     policy: Policy
     lying: Lying  # where tensors lie
     flags: frozenset[str]  # fields that flags of their own stated
@@ -257,19 +387,7 @@ class Question:
 
     def where(self, **changes: Any) -> Environment:
         """The machine, with some parts changed. Raises InvalidInput."""
-        machine = {**self.machine, **changes}
-        if self.environment is None and "gpu" in machine:
-            more = {name: machine.pop(name) for name in DESCRIBED_AFTERWARDS if name in machine}
-            described = Environment.describe(**machine)
-            return described.replace(**more) if more else described
-        base = self.environment or Environment.detect()
-        if not machine:
-            return base
-        # Another GPU or version makes it a machine that is not in front of us.
-        machine["assumed"] = tuple(name for name in base.assumed if name not in machine)
-        if "gpu" in machine:
-            machine["device"] = describe_device(machine.pop("gpu"))
-        return base.replace(**machine, detected=False)
+        return self.place.where(changes)
 
 
 def asks(command: Callable[..., int]) -> Callable[..., int]:
@@ -282,7 +400,7 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
     only = inspect.Parameter.KEYWORD_ONLY
     files = [
         inspect.Parameter("params", only, default=None, annotation=_PARAMS_FILE),
-        inspect.Parameter("env", only, default=None, annotation=_ENV_FILE),
+        inspect.Parameter("env", only, default=None, annotation=_ENV),
     ]
 
     def run(*words: str, **given: Any) -> int:
@@ -316,7 +434,7 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _question(
-    stated: Mapping[Flag, Any], params_file: Path | None, env_file: Path | None, lying: Lying
+    stated: Mapping[Flag, Any], params_file: Path | None, env: Path | None, lying: Lying
 ) -> Question:
     given: dict[Part, dict[str, Any]] = {"params": {}, "machine": {}, "policy": {}, "shorthand": {}}
     for flag, value in stated.items():
@@ -328,17 +446,21 @@ def _question(
         names = given["policy"].get(field, "")
         if names and not names.replace(",", "").strip():  # an empty text undoes a variable
             raise InvalidInput(field, names, "must be names with commas between")
-    if str(params_file) == str(env_file) == "-":
+    env_text = None if env is None else str(env)
+    if str(params_file) == env_text == "-":
         raise InvalidInput("--env", "-", "standard input is read by --params already; put one into a file")
     params, machine = with_tensors(with_recipe(given["params"])), given["machine"]
     base: Mapping[str, Any] = {}
-    environment = None
+    place = Place(None, machine)
     if params_file is not None:
         base, there = read_params(params_file)
-        if env_file is None:
-            machine = {**there, **machine}
-    if env_file is not None:
-        environment = read_environment(env_file)
+        if env_text is None:
+            place = Place(None, {**there, **machine})
+    if env_text is not None:
+        found = place_of(env_text)
+        if found.environment is None:
+            environment_of(env_text)  # so that a mistake in it is told of it
+        place = Place(found.environment, {**found.changes, **machine})
     short = expand(given["shorthand"], params, base)
     bugs = given["policy"].get("allow_known_bugs")
     if bugs is not None:
@@ -351,8 +473,7 @@ def _question(
         params={**base, **params},
         from_file={field: called(params_file) for field in base if field not in params},
         said_by=short.said_by,
-        environment=environment,
-        machine=machine,
+        place=place,
         policy=policy.replace(**given["policy"]) if given["policy"] else policy,
         lying=lying,
         flags=frozenset(flag.field for flag, value in stated.items() if value is not None),

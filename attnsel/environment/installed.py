@@ -46,6 +46,19 @@ def installed_version(*names: str) -> Version | None:
     return None
 
 
+def component_versions() -> dict[str, Version | None]:
+    """By component the version that is installed here, as pip lists it; what is loaded may be another."""
+    return {
+        "torch": installed_version("torch"),
+        "triton": installed_version("triton", "pytorch-triton"),
+        "cudnn": installed_version("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+        "cudnn_frontend": installed_version("nvidia-cudnn-frontend"),
+        "python": Version(*sys.version_info[:3]),
+        **flash_attn_versions(),
+        "transformer_engine": installed_version("transformer-engine"),
+    }
+
+
 def module_spec(name: str) -> ModuleSpec | None:
     """Where a top-level module comes from; of a name that attnsel.flash_attn has taken, the real one."""
     if name in sys.modules:

@@ -19,7 +19,7 @@ from attnsel.base.model import FrozenModel
 from attnsel.base.records import json_beside
 from attnsel.base.suggestions import suggestion
 from attnsel.environment.gpus import ARCHITECTURES, Gpu, architecture_of, look_up_gpu
-from attnsel.environment.installed import flash_attn_versions, installed_version
+from attnsel.environment.installed import component_versions
 from attnsel.environment.read import Unread, unread
 from attnsel.environment.releases import (
     FRONTENDS,
@@ -165,6 +165,16 @@ class Environment(FrozenModel):
     def unread(self) -> tuple[Unread, ...]:
         """What is newer than anything that was read, and is answered as the newest that was."""
         return unread(self)
+
+    def with_torch(self, torch: Any) -> Environment:
+        """This machine with another torch installed, and of Triton, cuDNN and CUDA, where it has them, those
+        that the wheel of that torch brings: they are then assumed. Raises InvalidInput."""
+        version = _component("torch", torch)
+        brought = _companions(self.device, {"torch": version, "python": self.python})
+        names = [name for name in ("triton", "cudnn", "cuda") if getattr(self, name) is not None]
+        assumed = tuple(sorted({*self.assumed, *names} - {"torch"}))
+        changes = {name: brought[name] for name in names}
+        return self.replace(**changes, torch=version, assumed=assumed, detected=False)
 
     @classmethod
     def describe(cls, gpu: str | None = "H100", **versions: Any) -> Environment:
@@ -338,16 +348,8 @@ def _impossible(env: Environment) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _detect(device: str) -> Environment:
-    torch_version = installed_version("torch")
-    versions: dict[str, Any] = {
-        "torch": torch_version,
-        "triton": installed_version("triton", "pytorch-triton"),
-        "cudnn": installed_version("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
-        "cudnn_frontend": installed_version("nvidia-cudnn-frontend"),
-        "python": Version(*sys.version_info[:3]),
-        **flash_attn_versions(),
-        "transformer_engine": installed_version("transformer-engine"),
-    }
+    versions: dict[str, Any] = component_versions()
+    torch_version = versions["torch"]
     found = Device(type="cpu", name=platform.machine() or "CPU")
     if torch_version is not None and importlib.util.find_spec("torch") is not None:
         found, loaded = _ask_torch(device)

@@ -389,6 +389,17 @@ class Inquiry:
             self._kind.settled[name] = found[name], made
         return made
 
+    def keeps_away(self, name: str, chosen: str | None) -> tuple[str, ...]:
+        """Codes of what keeps a candidate from being ``chosen``: the rules that refuse it, or the preference
+        that places it behind."""
+        candidate = self.judge(name)
+        if candidate.verdict == "refused" or chosen is None:
+            return tuple(dict.fromkeys(reason.code for reason in candidate.reasons))
+        p, env = self.p, self.env
+        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env), self._kind.order(p))
+        keys = rank_key(self.judge(chosen), p, of), rank_key(candidate, p, of)
+        return tuple(code for _, code in order(keys, env.arch, self.policy) if code is not None)
+
     def judge_elsewhere(self, name: str, env: Environment) -> Candidate:
         """A candidate's verdict on the same call in another environment."""
         return Inquiry(self.p, env, self.policy, self.evidence).judge(name)

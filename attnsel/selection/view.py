@@ -108,6 +108,11 @@ class SelectionView:
         """Those that are not refused, best first."""
         return tuple(c for c in self.candidates if c.verdict != "refused")
 
+    def keeps_away(self, name: str) -> tuple[str, ...]:
+        """Codes of what keeps a candidate from being the choice: the rules that refuse it, or the preference
+        that places it behind."""
+        return self._inquiry.keeps_away(name, self.backend)
+
     @property
     def unlocks(self) -> tuple[Unlock, ...]:
         """Smallest sets of changes that make refused candidates eligible, each re-checked by the engine.

@@ -62,6 +62,7 @@ MAPS = {
     "pins",
     "switches",
 }
+MAPS |= {"environments", "models", "questions", "expected", "expected."}
 MAPS |= {"limits", "commands", "disagreements.params", "planned_for", "bytes", "architectures", "errors"}
 
 LINES = {
@@ -190,7 +191,8 @@ def samples() -> dict[str, list[Any]]:
     older = {**features["cells"][0], "state": "version", "unlocked_at": "9.7.1"}  # what no cell is today
     found["can-i-use"].append({**features, "cells": [older]})
     found["doctor"] = _doctor()
-    found["report"] = _reports()
+    found["ranks"] = _ranks()
+    found["compare"], found["check"], found["baseline"] = _compared(), *_checked()
     found["replay"] = _replays()
     found["watch"] = _watched()
     found["watch-process"] = [stamped("watch-process", one["process"]) for one in found["watch"]]
@@ -236,13 +238,49 @@ def _watched() -> list[Any]:
     ]
 
 
-def _reports() -> list[Any]:
+def _compared() -> list[Any]:
+    """Of two environments and of more, of a model, of another library's choice, and without a change."""
+    return [
+        printed(f"compare {words}")
+        for words in (
+            "A100 B200",
+            "H100,torch=2.6 H100,torch=2.15 --as torch",
+            "A100 H100 B200 --model gpt-oss-20b",
+            "H100 H200",
+            "H100 T4 --dtype fp32 --allow-known-bugs all",
+        )
+    ]
+
+
+def _checked() -> tuple[list[Any], list[Any]]:
+    """What check says of a baseline that holds, and of one with everything in it that does not; and both."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "attention.json")
+        begin = f"check {file} --update --env H100,cudnn=9.1 --model gemma-3-4b"
+        said = [printed(begin), printed(f"check {file} --upgrade cudnn=9.13")]
+        begun, whole = (json.loads(file.read_text()) for _ in range(2))
+        more = {
+            "questions": {"long": {"head_dim_qk": 96, "attention_dropout": 0.5}},
+            "dispatcher": "torch",
+            "switches": {"enable_gqa": "true"},
+            "policy": Policy().model_dump(mode="json"),
+            "limits": {"known_bugs": False, "max_score_bytes": "1KiB", "max_memory": 1},
+            "expected": {"H100": {"long": {"kernel": None, "allow": ["memory"]}, "gone": None}},
+        }
+        whole["models"]["gemma-3-4b"] |= {"batch_size": 2, "seqlen": 8192, "encoded": 16, "tp_size": 2}
+        whole["models"]["gemma-3-4b"] |= {"dtype": "bf16", "phases": ["training"]}
+        file.write_text(json.dumps({**whole, **more}))
+        said.append(printed(f"check {file}"))
+    return said, [begun, {**whole, **more}]
+
+
+def _ranks() -> list[Any]:
     """Of ranks that agree, and of a folder with everything that can be said."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         ranks = Path(folder)
         rank_files.write_ranks(ranks, ranks=2, dissenter=None)
-        found.append(printed(f"report {folder}"))
+        found.append(printed(f"compare {folder}"))
         rank_files.write_ranks(ranks, ranks=8, dissenter=3)
         refused = rank_files.answer(
             refusals=(("cudnn", "RUNTIME001", "no"), ("sdpa.cudnn", "RUNTIME002", "off"))
@@ -255,7 +293,7 @@ def _reports() -> list[Any]:
             rank_files.watch_lines(1, [rank_files.site("aten::a", "sdpa.math")], ended=1)
         )
         (ranks / "weights").write_bytes(b"\0")
-        found.append(printed(f"report {folder}"))
+        found.append(printed(f"compare {folder}"))
     return found
 
 
@@ -461,7 +499,7 @@ def shape(values: list[Any], key: str = "", within: str = "") -> dict[str, Any]:
 
 
 _ANYTHING = {"observed"}  # the value of a field, or of several
-_FREE = {"changes", "fires_on", "passes", "instead"}  # of fields, with their values
+_FREE = {"questions", "changes", "fires_on", "passes", "instead"}  # of fields, with their values
 
 
 def _of_model(model: type[BaseModel]) -> dict[str, Any]:

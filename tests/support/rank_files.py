@@ -1,4 +1,4 @@
-"""Files as many ranks leave them, made from real answers: for tests of ``attnsel report``."""
+"""Files as many ranks leave them, made from real answers: for tests of ``attnsel compare``."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ _attnsel() {
   prev="${COMP_WORDS[COMP_CWORD-1]}"
 
   # Build list of options that take values (to skip their arguments)
-  local options_with_values='--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --figures --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --jobs --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --window-size'
+  local options_with_values='--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --figures --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --jobs --junit --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --questions --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --upgrade --window-size'
 
   # Build list of all valid command names (to distinguish from positionals)
-  local all_commands='can-i-use completion doctor explain gpus prove replay report rule rules run watch'
+  local all_commands='can-i-use check compare completion doctor explain gpus prove replay rule rules run watch'
 
   # Detect command path by collecting valid command words only
   local -a cmd_path=()
@@ -74,7 +74,7 @@ _attnsel() {
           [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
         done
       else
-        local -a _c=("explain" "can-i-use" "rules" "rule" "gpus" "prove" "run" "report" "replay" "watch" "doctor" "completion")
+        local -a _c=("explain" "can-i-use" "compare" "check" "rules" "rule" "gpus" "prove" "run" "replay" "watch" "doctor" "completion")
         local _q
         COMPREPLY=()
         for _x in "${_c[@]}"; do
@@ -365,6 +365,336 @@ _attnsel() {
                 COMPREPLY=()
                 ;;
               --kernel)
+                COMPREPLY=()
+                ;;
+              --as)
+                COMPREPLY=()
+                ;;
+              --switch)
+                COMPREPLY=()
+                ;;
+              *)
+                COMPREPLY=()
+                ;;
+            esac
+          fi
+          ;;
+        "check")
+          if [[ ${cur} == -* ]]; then
+            local -a _c=("--update" "--upgrade" "--env" "--model" "--questions" "--github" "--junit" "--markdown" "--json" "--help" "-h" "--version")
+            local _q
+            COMPREPLY=()
+            for _x in "${_c[@]}"; do
+              [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+            done
+          else
+            local _value_prev="${prev}"
+            if [[ "$_value_prev" == "=" && $COMP_CWORD -ge 2 ]]; then
+              _value_prev="${COMP_WORDS[COMP_CWORD-2]}"
+            fi
+            case "$_value_prev" in
+              --upgrade)
+                COMPREPLY=()
+                ;;
+              --env)
+                COMPREPLY=()
+                ;;
+              --model)
+                COMPREPLY=()
+                ;;
+              --questions)
+                COMPREPLY=( $(compgen -f -- "${cur}") )
+                ;;
+              --junit)
+                COMPREPLY=( $(compgen -f -- "${cur}") )
+                ;;
+              *)
+                COMPREPLY=( $(compgen -f -- "${cur}") )
+                ;;
+            esac
+          fi
+          ;;
+        "compare")
+          if [[ ${cur} == -* ]]; then
+            local -a _c=("--params" "--head-dim" "--seqlen" "--seq-len" "--causal" "--no-causal" "--sliding-window" "--dtype" "--qkv-layout" "--layout" "--batch-size" "--batch" "--num-heads" "--heads" "--num-attention-heads" "--num-gqa-groups" "--kv-heads" "--num-kv-heads" "--num-key-value-heads" "--max-seqlen-q" "--seqlen-q" "--max-seqlen-kv" "--seqlen-kv" "--head-dim-qk" "--head-dim-v" "--attn-mask-type" "--mask" "--window-size" "--bottom-right-diagonal" "--no-bottom-right-diagonal" "--core-attention-bias-type" "--core-attention-bias-shape" "--core-attention-bias-requires-grad" "--no-core-attention-bias-requires-grad" "--alibi-slopes-shape" "--softmax-type" "--softcap" "--attention-dropout" "--dropout" "--training" "--inference" "--deterministic" "--no-deterministic" "--return-lse" "--no-return-lse" "--return-max-logit" "--no-return-max-logit" "--kv-cache" "--page-size" "--pad-between-seqs" "--no-pad-between-seqs" "--cp-size" "--cp-comm-type" "--cuda-graph" "--no-cuda-graph" "--fp8" "--no-fp8" "--mask-dtype" "--tensor-rank" "--fp8-recipe" "--gpu" "--torch" "--triton" "--cudnn" "--cudnn-frontend" "--cuda" "--python" "--flash-attn" "--flash-attn-3" "--flash-attn-4" "--transformer-engine" "--platform" "--torch-flash" "--missing" "--backend" "--allow" "--deny" "--adapt" "--allow-known-bugs" "--preview" "--no-preview" "--memory-limit" "--figures" "--stride" "--misaligned" "--env" "--model" "--questions" "--tp-size" "--as" "--switch" "--markdown" "--json" "--help" "-h" "--version")
+            local _q
+            COMPREPLY=()
+            for _x in "${_c[@]}"; do
+              [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+            done
+          else
+            local _value_prev="${prev}"
+            if [[ "$_value_prev" == "=" && $COMP_CWORD -ge 2 ]]; then
+              _value_prev="${COMP_WORDS[COMP_CWORD-2]}"
+            fi
+            case "$_value_prev" in
+              --params)
+                COMPREPLY=( $(compgen -f -- "${cur}") )
+                ;;
+              --head-dim)
+                COMPREPLY=()
+                ;;
+              --seqlen)
+                COMPREPLY=()
+                ;;
+              --seq-len)
+                COMPREPLY=()
+                ;;
+              --causal)
+                COMPREPLY=()
+                ;;
+              --sliding-window)
+                COMPREPLY=()
+                ;;
+              --dtype)
+                local -a _c=("bf16" "fp16" "fp32" "fp64" "fp8_e4m3" "fp8_e5m2")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --qkv-layout)
+                COMPREPLY=()
+                ;;
+              --layout)
+                COMPREPLY=()
+                ;;
+              --batch-size)
+                COMPREPLY=()
+                ;;
+              --batch)
+                COMPREPLY=()
+                ;;
+              --num-heads)
+                COMPREPLY=()
+                ;;
+              --heads)
+                COMPREPLY=()
+                ;;
+              --num-attention-heads)
+                COMPREPLY=()
+                ;;
+              --num-gqa-groups)
+                COMPREPLY=()
+                ;;
+              --kv-heads)
+                COMPREPLY=()
+                ;;
+              --num-kv-heads)
+                COMPREPLY=()
+                ;;
+              --num-key-value-heads)
+                COMPREPLY=()
+                ;;
+              --max-seqlen-q)
+                COMPREPLY=()
+                ;;
+              --seqlen-q)
+                COMPREPLY=()
+                ;;
+              --max-seqlen-kv)
+                COMPREPLY=()
+                ;;
+              --seqlen-kv)
+                COMPREPLY=()
+                ;;
+              --head-dim-qk)
+                COMPREPLY=()
+                ;;
+              --head-dim-v)
+                COMPREPLY=()
+                ;;
+              --attn-mask-type)
+                local -a _c=("no_mask" "padding" "causal" "padding_causal" "causal_bottom_right" "padding_causal_bottom_right" "arbitrary")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --mask)
+                local -a _c=("no_mask" "padding" "causal" "padding_causal" "causal_bottom_right" "padding_causal_bottom_right" "arbitrary")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --window-size)
+                COMPREPLY=()
+                ;;
+              --core-attention-bias-type)
+                local -a _c=("no_bias" "pre_scale_bias" "post_scale_bias" "alibi")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --core-attention-bias-shape)
+                local -a _c=("bhss" "1hss" "b1ss" "11ss" "111s")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --alibi-slopes-shape)
+                COMPREPLY=()
+                ;;
+              --softmax-type)
+                local -a _c=("vanilla" "off-by-one" "learnable")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --softcap)
+                COMPREPLY=()
+                ;;
+              --attention-dropout)
+                COMPREPLY=()
+                ;;
+              --dropout)
+                COMPREPLY=()
+                ;;
+              --kv-cache)
+                local -a _c=("none" "contiguous" "paged")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --page-size)
+                COMPREPLY=()
+                ;;
+              --cp-size)
+                COMPREPLY=()
+                ;;
+              --cp-comm-type)
+                local -a _c=("p2p" "all_gather" "a2a" "a2a+p2p")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --mask-dtype)
+                COMPREPLY=()
+                ;;
+              --tensor-rank)
+                COMPREPLY=()
+                ;;
+              --fp8-recipe)
+                local -a _c=("delayed" "current" "mxfp8" "block")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --gpu)
+                local -a _c=("V100" "V10016GB" "V100PCIe" "V100PCIe16GB" "V100S" "T4" "T4G" "A100" "A10040GB" "A100PCIe" "A100PCIe40GB" "A10064GB" "A100X" "A800" "A800PCIe" "A800PCIe40GB" "A30" "A30X" "A2" "A10" "A10G" "A16" "A40" "L2" "L4" "L20" "L40" "L40S" "L40G" "H100" "H100PCIe" "H100NVL" "H10096GB" "H10064GB" "H800" "H800PCIe" "H20" "H20141GB" "H200" "H200NVL" "GH200" "GH200144GB" "B100" "B200" "GB200" "B300" "GB300" "QuadroGV100" "TITANV" "TITANRTX" "QuadroRTX3000" "QuadroRTX4000" "QuadroRTX4000Laptop" "QuadroRTX5000" "QuadroRTX6000" "QuadroRTX8000" "T400" "T4004GB" "T500Laptop" "T550Laptop" "T600" "T600Laptop" "T1000" "T10008GB" "T1200Laptop" "QuadroT1000" "QuadroT2000" "RTXA400" "RTXA500Laptop" "RTXA1000" "RTXA1000Laptop" "RTXA1000Laptop6GB" "RTXA2000" "RTXA200012GB" "RTXA2000Laptop" "RTXA2000Laptop8GB" "RTXA3000Laptop" "RTXA3000Laptop12GB" "RTXA4000" "RTXA4000Laptop" "RTXA4500" "RTXA4500Laptop" "RTXA5000" "RTXA5000Laptop" "RTXA5500" "RTXA5500Laptop" "RTXA6000" "RTX500AdaLaptop" "RTX1000AdaLaptop" "RTX2000Ada" "RTX2000AdaLaptop" "RTX3000AdaLaptop" "RTX3500AdaLaptop" "RTX4000Ada" "RTX4000SFFAda" "RTX4000AdaLaptop" "RTX4500Ada" "RTX5000Ada" "RTX5000AdaLaptop" "RTX5880Ada" "RTX6000Ada" "RTXPRO500Laptop" "RTXPRO1000Laptop" "RTXPRO2000" "RTXPRO2000Laptop" "RTXPRO3000Laptop" "RTXPRO4000" "RTXPRO4000SFF" "RTXPRO4000Laptop" "RTXPRO4500" "RTXPRO5000" "RTXPRO500072GB" "RTXPRO5000Laptop" "RTXPRO6000" "RTXPRO6000Max-Q" "RTXPRO4500Server" "RTXPRO6000Server" "GB10" "GTX1630" "GTX1650" "GTX1650Laptop" "GTX1650TiLaptop" "GTX1650SUPER" "GTX1660" "GTX1660SUPER" "GTX1660Ti" "MX450" "MX550" "RTX2060" "RTX206012GB" "RTX2060SUPER" "RTX2070" "RTX2070SUPER" "RTX2080" "RTX2080SUPER" "RTX2080Ti" "MX570" "RTX2050Laptop" "RTX3050" "RTX30506GB" "RTX3050Laptop" "RTX3050Laptop6GB" "RTX3050TiLaptop" "RTX3060" "RTX30608GB" "RTX3060Laptop" "RTX3060Ti" "RTX3070" "RTX3070Laptop" "RTX3070Ti" "RTX3070TiLaptop" "RTX3080" "RTX308012GB" "RTX3080Laptop" "RTX3080Laptop16GB" "RTX3080Ti" "RTX3080TiLaptop" "RTX3090" "RTX3090Ti" "RTX4050Laptop" "RTX4060" "RTX4060Laptop" "RTX4060Ti" "RTX4060Ti16GB" "RTX4070" "RTX4070Laptop" "RTX4070SUPER" "RTX4070Ti" "RTX4070TiSUPER" "RTX4080" "RTX4080Laptop" "RTX4080SUPER" "RTX4090" "RTX4090D" "RTX4090Laptop" "RTX5050" "RTX5050Laptop" "RTX5060" "RTX5060Laptop" "RTX5060Ti" "RTX5060Ti8GB" "RTX5070" "RTX5070Laptop" "RTX5070Ti" "RTX5070TiLaptop" "RTX5080" "RTX5080Laptop" "RTX5090" "RTX5090D" "RTX5090DV2" "RTX5090Laptop" "Xavier" "AGXXavier" "AGXXavier64GB" "AGXXavier16GB" "XavierNX" "XavierNX16GB" "Orin" "AGXOrin" "AGXOrin32GB" "OrinNX" "OrinNX8GB" "OrinNano" "OrinNano4GB" "Thor" "JetsonT5000" "JetsonT4000" "A80040GB" "AX800" "A10M" "H800NVL" "T400E" "RTXA4000H" "RTXA500Embedded" "RTXA1000Embedded" "RTXA2000Embedded" "RTXA4500Embedded" "RTX2000EAda" "RTX2000AdaEmbedded" "RTX3500AdaEmbedded" "RTX5000AdaEmbedded" "RTX6000D" "RTXPRO500Embedded" "RTXPRO2000Embedded" "RTXPRO4000Embedded" "RTXPRO5000Embedded" "MX570A" "RTX3050OEM" "RTX3050ALaptop" "CMP100HX" "CMP30HX" "CMP40HX" "CMP50HX" "CMP170HX" "CMP170HX10GB" "CMP70HX" "CMP90HX" "P100" "P100PCIe" "P100PCIe12GB" "P40" "P4" "P6" "M60" "M40" "M10" "QuadroGP100" "QuadroP6000" "QuadroP5000" "QuadroP5200" "QuadroP4200" "QuadroP4000" "QuadroP3200" "QuadroP3000" "QuadroP2200" "QuadroP2000" "QuadroP1000" "QuadroP620" "QuadroP600" "QuadroP520" "QuadroP500" "QuadroP400" "QuadroM6000" "QuadroM600024GB" "QuadroM5000" "QuadroM5500" "QuadroM4000" "QuadroM2000" "QuadroM2200" "QuadroM5000M" "QuadroM4000M" "QuadroM3000M" "QuadroK2200" "QuadroK1200" "QuadroK620" "QuadroM1200" "QuadroM620" "QuadroM2000M" "QuadroM1000M" "QuadroM600M" "QuadroM520" "NVS810" "TITANXp" "TITANX" "GTX1080Ti" "GTX1080" "GTX1070Ti" "GTX1070" "GTX1060" "GTX10603GB" "GTX10605GB" "GTX1050Ti" "GTX1050" "GTX10503GB" "GT1030" "GTX1080Laptop" "GTX1070Laptop" "GTX1060Laptop" "GTX1060Laptop3GB" "GTX1050TiLaptop" "GTX1050Laptop" "GTX1050Laptop2GB" "MX350" "MX330" "MX250" "MX230" "MX150" "GTXTITANX" "GTX980Ti" "GTX980" "GTX970" "GTX960" "GTX950" "GTX980M" "GTX970M" "GTX965M" "GTX750Ti" "GTX750" "GTX745" "GTX960M" "GTX950M" "GTX850M" "GTX860M" "GeForce940MX" "GeForce930MX" "MX130" "MX110" "Rubin" "K80" "TeslaM4" "TeslaM6" "QuadroP5000Laptop" "QuadroP4000Laptop" "QuadroP2000Laptop" "QuadroP1000Laptop" "QuadroP620Laptop" "QuadroP600Laptop" "QuadroM3000SE" "QuadroM500M" "QuadroK2200M" "QuadroK620M" "830M" "GeForce840M" "845M" "920MX" "945M" "830A" "840A" "GTX850A" "930A" "940A" "945A" "GTX950A" "GTX960A" "GTX980MX" "GTX980Laptop" "GT1010" "P102-100" "P102-101" "P104-100" "P104-101" "P106-100" "P106-090" "P106M" "TITANVCEOEdition" "T10" "P10" "PG500-216" "PG503-216" "PG506-207" "PG506-217" "PG506-242" "RTX4010" "MI355X" "MI350X" "MI325X" "MI300X" "MI300A" "MI308X" "MI250X" "MI250" "MI210" "MI200" "MI100" "MI60" "MI50" "MI25" "MI8" "MI6" "AIPROR9700S" "AIPROR9700" "AIPROR9600D" "PROW7900" "PROW7800" "PROW780048GB" "PROW7700" "PROV710" "PROW7600" "PROW7500" "PROW6800" "PROV620" "PROW6900X" "PROW6800X" "PROW6800XDuo" "PROW6600" "PROW6400" "PROW6500M" "PROW6300" "PROW6600M" "PROW6600X" "PROW5700" "PROW5700X" "PROV520" "PROW5500" "PROVII" "PROVegaII" "PROVegaIIDuo" "PROWX9100" "PROWX8200" "PROV340" "VegaFrontierEdition" "PROWX7100" "PROWX5100" "PROWX4100" "RX9070XT" "RX9070" "RX9070GRE" "RX9060XT" "RX9060XT8GB" "RX9060" "RX7900XTX" "RX7900XT" "RX7900GRE" "RX7900M" "RX7800XT" "RX7700XT" "RX7700" "RX7800M" "RX7600XT" "RX7600" "RX7650GRE" "RX7400" "RX7700S" "RX7600MXT" "RX7600M" "RX7600S" "RX6950XT" "RX6900XT" "RX6800XT" "RX6800" "RX6750XT" "RX6700XT" "RX6700" "RX6750GRE" "RX6850MXT" "RX6800M" "RX6700M" "RX6650XT" "RX6600XT" "RX6600" "RX6600M" "RX6650M" "RX6650MXT" "RX6800S" "RX6700S" "RX6600S" "RX6500XT" "RX6500XT8GB" "RX6400" "RX6500M" "RX6300M" "RX5700XT" "RX5700" "RX5600XT" "RX5600" "RX5600M" "RX5700M" "RX5500XT" "RX5500" "RX5500M" "RX5300" "RX5300M" "RadeonVII" "RXVega64" "RXVega56" "RX590" "RX580" "RX570" "RX560" "RX480" "RX470" "RX460" "R9Nano" "R9Fury" "R9FuryX" "8060S" "8050S" "8040S" "8065S" "890M" "880M" "860M" "840M" "820M" "780M" "760M" "740M" "680M" "660M" "610M" "SteamDeck" "Vega8" "Vega7" "Vega6" "RadeonGraphics" "ArcProB70" "ArcProB65" "ArcProB60" "ArcProB50" "ArcB580" "ArcB570" "ArcA770" "ArcA7708GB" "ArcA750" "ArcA580" "ArcA380" "ArcA310" "ArcProA60" "ArcProA60M" "ArcProA50" "ArcProA40" "ArcProA30M" "ArcA770M" "ArcA730M" "ArcA570M" "ArcA550M" "ArcA530M" "ArcA370M" "ArcA350M" "ArcB390" "ArcB370" "Arc140V" "Arc130V" "Arc140T" "Arc130T" "ArcGraphics" "IrisXe" "UHD770" "UHD750" "UHD730" "IrisPlus" "UHD630" "UHD620" "UHDGraphics" "IntelGraphics" "DataCenterGPUMax1550" "DataCenterGPUMax1450" "DataCenterGPUMax1350" "DataCenterGPUMax1100" "DataCenterGPUMax" "Flex170" "Flex140" "Flex" "Arc" "M1" "M1Pro" "M1Max" "M1Ultra" "M2" "M2Pro" "M2Max" "M2Ultra" "M3" "M3Pro" "M3Max" "M3Ultra" "M4" "M4Pro" "M4Max" "M5" "M5Pro" "M5Max" "M5Ultra" "Applesilicon" "JetsonTX2" "JetsonTX2NX" "JetsonNano" "JetsonNano2GB" "JetsonTX1" "710A" "710M" "GT720M" "GT730" "GT710" "GT730M" "K20c" "K20X" "K20Xm" "GT735M" "GT740A" "GTX780" "GTX780Ti" "GTXTITAN" "QuadroK510M" "QuadroK6000" "QuadroK610M" "K20m" "K20" "K40c" "K40m" "K40" "805A" "810A" "825M" "GT720" "GT730A" "GTXTITANBlack" "GTXTITANZ" "QuadroK5200" "910M" "920A" "920M" "JetsonTK1" "GT640MLE" "GeForce820M" "810M" "GT640" "GT640M" "GT645M" "GT650M" "GTX650" "GTX650Ti" "GTX660" "GTX660Ti" "GTX660M" "GTX670" "GTX670MX" "GTX675MX" "GTX680" "GTX680M" "GTX690" "NVS510" "Quadro410" "QuadroK1000M" "QuadroK2000M" "QuadroK3000M" "QuadroK4000M" "QuadroK5000" "QuadroK5000M" "QuadroK500M" "K10" "GT740M" "GT745A" "GT745M" "GT750M" "GT755M" "GTX650TiBoost" "GTX760" "GTX760M" "GTX765M" "GTX770" "GTX770M" "GTX780M" "K1" "K100" "K2" "K200" "K340" "K520" "QuadroK1100M" "QuadroK2000" "QuadroK2000D" "QuadroK2100M" "QuadroK3100M" "QuadroK4000" "QuadroK4100M" "QuadroK5100M" "QuadroK600" "GT740" "GTX760A" "GTX870M" "GTX880M" "K500" "QuadroK100M" "QuadroK200M" "QuadroK420" "QuadroK4200" "K8" "GT415M" "GT420M" "GT425M" "GT430" "GT435M" "GT445M" "GTS450" "GTX460" "GTX460SE" "GTX460M" "GTX470M" "Quadro2000" "Quadro600" "410M" "610" "GeForce610M" "GT440" "GT520" "GT520M" "GT520MX" "GT525M" "GT540M" "GT545" "GT550M" "GT555M" "GTX485M" "GTX550Ti" "GTX560" "GTX560Ti" "GTX560M" "GTX570M" "GTX580M" "NVS4200M" "Quadro1000M" "Quadro2000D" "Quadro2000M" "Quadro3000M" "Quadro4000M" "Quadro500M" "620M" "GT610" "GT620" "GT620M" "GT625M" "GT630" "GT630M" "GT635M" "GTX560SE" "GTX670M" "GTX675M" "NVS310" "NVS5200M" "NVS5400M" "705A" "705M" "GT710M" "NVS315" "720A" "800A" "800M" "820A" "GT720A" "GTX465" "GTX470" "GTX480" "GTX480M" "GTX570" "GTX580" "Quadro4000" "Quadro5000M" "Quadro6000" "GTX560Ti448" "GTX590" "Quadro5000" "Quadro5010M" "C2050" "C2070" "C2075" "M2050" "M2070" "M2075" "M2090" "Quadro7000" "GT645" "GTX645" "GTX760Ti" "GTX680MX" "GTX775M" "GT635" "GT420" "510" "GT530" "GTX555" "605" "615" "GT625" "GT705" "S2050" "X2070" "X2090" "C2090" "cpu" "rocm" "mps" "xpu")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --torch)
+                COMPREPLY=()
+                ;;
+              --triton)
+                COMPREPLY=()
+                ;;
+              --cudnn)
+                COMPREPLY=()
+                ;;
+              --cudnn-frontend)
+                COMPREPLY=()
+                ;;
+              --cuda)
+                COMPREPLY=()
+                ;;
+              --python)
+                COMPREPLY=()
+                ;;
+              --flash-attn)
+                COMPREPLY=()
+                ;;
+              --flash-attn-3)
+                COMPREPLY=()
+                ;;
+              --flash-attn-4)
+                COMPREPLY=()
+                ;;
+              --transformer-engine)
+                COMPREPLY=()
+                ;;
+              --platform)
+                local -a _c=("linux" "darwin" "windows" "other")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --torch-flash)
+                local -a _c=("FA2" "FA3" "FA4" "other")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --missing)
+                COMPREPLY=()
+                ;;
+              --backend)
+                COMPREPLY=()
+                ;;
+              --allow)
+                COMPREPLY=()
+                ;;
+              --deny)
+                COMPREPLY=()
+                ;;
+              --adapt)
+                local -a _c=("auto" "never")
+                local _q
+                COMPREPLY=()
+                for _x in "${_c[@]}"; do
+                  [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
+                done
+                ;;
+              --allow-known-bugs)
+                COMPREPLY=()
+                ;;
+              --memory-limit)
+                COMPREPLY=()
+                ;;
+              --figures)
+                COMPREPLY=()
+                ;;
+              --stride)
+                COMPREPLY=()
+                ;;
+              --misaligned)
+                COMPREPLY=()
+                ;;
+              --env)
+                COMPREPLY=( $(compgen -f -- "${cur}") )
+                ;;
+              --model)
+                COMPREPLY=()
+                ;;
+              --questions)
+                COMPREPLY=( $(compgen -f -- "${cur}") )
+                ;;
+              --tp-size)
                 COMPREPLY=()
                 ;;
               --as)
@@ -800,18 +1130,6 @@ _attnsel() {
                 COMPREPLY=( $(compgen -f -- "${cur}") )
                 ;;
             esac
-          fi
-          ;;
-        "report")
-          if [[ ${cur} == -* ]]; then
-            local -a _c=("--markdown" "--json" "--help" "-h" "--version")
-            local _q
-            COMPREPLY=()
-            for _x in "${_c[@]}"; do
-              [[ "$_x" == "${cur}"* ]] && { printf -v _q '%q' "$_x"; COMPREPLY+=("$_q"); }
-            done
-          else
-            COMPREPLY=()
           fi
           ;;
         "rule")

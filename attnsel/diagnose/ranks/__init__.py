@@ -1,4 +1,4 @@
-"""Many ranks' files brought into one answer, ``attnsel report``: who differs, and why.
+"""Many ranks' files brought into one answer, ``attnsel compare`` of their folder: who differs, and why.
 
 ``lines`` finds files and reads what their lines say, ``answer`` brings it together, ``document`` writes it.
 """

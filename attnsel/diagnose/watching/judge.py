@@ -436,7 +436,7 @@ def _seconds(value: float) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------
-# One file of JSON lines for each process: its line, then one for each site. `attnsel report` reads them.
+# One file of JSON lines for each process: its line, then one for each site. `attnsel compare` reads them.
 
 
 def file_of(folder: str | Path, watched: Watched) -> Path:

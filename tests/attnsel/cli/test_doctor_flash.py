@@ -165,7 +165,7 @@ def test_who_else_chooses_is_told_where_there_is_flash_attention(site):
     assert not list(find_flash(machine(flash=found)))
     notes = list(find_flash(machine(flash=found, flash_attn=Probe("2.8.3", True, LOADS))))
     text = "transformer-engine 2.20.2 chooses among what is here of FlashAttention by its own rules"
-    assert ("note", text, "attnsel explain --as te") in notes
+    assert ("DOCTOR032", text, "attnsel explain --as te") in notes
 
 
 def test_a_module_without_its_package(site, monkeypatch):
@@ -180,4 +180,4 @@ def test_a_module_without_its_package(site, monkeypatch):
     ours.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None, origin="attnsel")
     monkeypatch.setitem(sys.modules, "flash_attn", ours)
     findings = find_flash(machine(flash=FlashFacts(strangers=flash_probe._strangers({}))))
-    assert ("note", "the module flash_attn is attnsel's own in this process", "") in findings
+    assert ("DOCTOR030", "the module flash_attn is attnsel's own in this process", "") in findings

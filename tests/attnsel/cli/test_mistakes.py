@@ -81,7 +81,7 @@ PARAMS_FILES: list[tuple[Any, str]] = [
     (lambda folder: folder / f"x{ESC}", "x\\x1b[2J\\x1b]0;owned\\x07: No such file"),
     (lambda folder: "x\0y", "x\\x00y: cannot be read: embedded null"),
     (lambda folder: "/dev/zero", "is longer than 16 Mi characters"),  # not read to its end
-    ("", "is no JSON: line 1, column 1"),
+    ("", "is empty"),
     ('{"num_heads": 4}'.encode("utf-16"), "is no UTF-8 text"),
     (b'{"a": "' + b"x" * (20 << 20) + b'"}', "longer than 16 Mi characters"),
     (DEEP, "is nested too deeply"),
@@ -121,7 +121,7 @@ def test_what_the_system_refuses_is_no_traceback(run, tmp_path):
     code, out, _ = run(["explain", "--gpu", "H100", "--ask-library", "--cudnn-lib", "1" * 400])
     assert (code, "libcudnn" in out) == (0, True)
     os.makedirs(tmp_path.joinpath(*"d" * 80))
-    code, _, err = run(["report", str(tmp_path)])
+    code, _, err = run(["compare", str(tmp_path)])
     assert (code, "deeper than 64 folders" in err) == (3, True)
 
 
