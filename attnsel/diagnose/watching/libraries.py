@@ -34,7 +34,7 @@ from attnsel.diagnose.watching.observe import Observer, Patch, Place, Recorder, 
 from attnsel.diagnose.watching.record import Api
 from attnsel.diagnose.watching.sdpa import api_of, forgotten_eval, part
 from attnsel.dispatchers.torch.switches import as_words, set_here
-from attnsel.errors import InvalidInput, in_words
+from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, read_dtype, read_mask_type
 from attnsel.runtime.dispatch import explain
 
@@ -109,10 +109,7 @@ def _library_call(
     elif inside.found:
         what = ", ".join(inside.found[0].operators)
         seen = seen._replace(forward=f"{name}: {what}", materialised=tuple(inside.found[0].made))
-    try:
-        seen = seen._replace(params=asked(_bound(call)))
-    except (InvalidInput, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        seen = seen._replace(unread=in_words(error))
+    seen = seen.asking(lambda: {"params": asked(_bound(call))})
     recorder.follow(recorder.file(place, seen, key), out, GRADIENTS)
 
 
@@ -289,11 +286,12 @@ def watch_module(recorder: Recorder, call: WatchedCall) -> None:
     seen = Seen("nn.MultiheadAttention", forward, candidate=candidate, notes=notes)
     if inside.found:
         seen = seen._replace(materialised=tuple(inside.found[0].made))
-    try:
-        params = mha_question(module, query, key_, value, masks, causal)
-        seen = seen._replace(params=params, switches=as_words(set_here()))
-    except (InvalidInput, ValueError, IndexError, RuntimeError) as error:
-        seen = seen._replace(unread=in_words(error))
+    seen = seen.asking(
+        lambda: {
+            "params": mha_question(module, query, key_, value, masks, causal),
+            "switches": as_words(set_here()),
+        }
+    )
     tally = recorder.file(place, seen, key)
     if module.training and module.dropout and not torch.is_grad_enabled():
         tally.extra["fix"] = forgotten_eval(seen.api)
@@ -400,13 +398,9 @@ def watch_layer(recorder: Recorder, call: WatchedCall) -> None:
         _LAYER,
         notes=("the fast path of evaluation: the whole layer is one operator",),
     )
-    try:
-        masks = call.argument(3, "src_key_padding_mask"), call.argument(2, "src_mask")
-        seen = seen._replace(
-            params=mha_question(module.self_attn, x, x, x, masks, call.argument(4, "is_causal", False))
-        )
-    except (InvalidInput, ValueError, IndexError, RuntimeError) as error:
-        seen = seen._replace(unread=in_words(error))
+    masks = call.argument(3, "src_key_padding_mask"), call.argument(2, "src_mask")
+    causal = call.argument(4, "is_causal", False)
+    seen = seen.asking(lambda: {"params": mha_question(module.self_attn, x, x, x, masks, causal)})
     recorder.file(place, seen, key)
 
 
@@ -433,10 +427,7 @@ def watch_te(recorder: Recorder, call: WatchedCall) -> None:
     chosen = _te_choice()
     forward, candidate = _te_kernel(chosen)
     seen = Seen("TransformerEngine", forward, candidate=candidate)
-    try:
-        seen = seen._replace(params=te_question(chosen.get("attention_params")))
-    except (InvalidInput, TypeError, ValueError, AttributeError) as error:
-        seen = seen._replace(unread=in_words(error))
+    seen = seen.asking(lambda: {"params": te_question(chosen.get("attention_params"))})
     recorder.follow(recorder.file(place, seen), out)
 
 
