@@ -511,12 +511,9 @@ _attend: Callable[..., Tensor] = attention  # with no log-sum-exp
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, shared: dict[str, Any]) -> Tensor:
     mask = mask[..., : k.shape[1]]
-    if mask.dtype == torch.bool:
-        return _attend(q, k, v, attn_mask_type="arbitrary", attention_mask=~mask, **shared)
-    if "core_attention_bias" in shared:
-        mask = shared["core_attention_bias"] + mask
-    shared |= {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": mask}
-    return _attend(q, k, v, **shared)
+    if mask.dtype == torch.bool or "core_attention_bias" not in shared:
+        return _attend(q, k, v, attn_mask=mask, **shared)
+    return _attend(q, k, v, **shared | {"core_attention_bias": shared["core_attention_bias"] + mask})
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, seen: Visible, shared: dict[str, Any]) -> Tensor:

@@ -183,7 +183,8 @@ def real(side: str) -> torch.Tensor:
 @functools.cache
 def said_of() -> dict[str, dict[str, Any]]:
     """What no rule of this file says, by family: fields of its configuration ("config." before the name, with
-    dots to those of its parts), and arguments of its forward."""
+    dots to those of its parts), arguments of its forward, and the ``implementation`` where a part cannot
+    be "attnsel"."""
     found: dict[str, dict[str, Any]] = {}
     with (Path(__file__).parent / "data/transformers_families.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -231,7 +232,7 @@ def inputs_of(model: Any, side: str = "none") -> tuple[dict[str, Any], torch.Ten
     main = next((name for name in names if name in accepted), "input_ids")
     made = torch.Generator().manual_seed(2)
     said = said_of().get(model.config.model_type, {}).items()
-    given = {name: tensor_of(value, made) for name, value in said if not name.startswith("config.")}
+    given = {name: tensor_of(value, made) for name, value in said if name in accepted}
     if given:
         return given, None
     if "grid_thw" in accepted:
@@ -379,7 +380,7 @@ def cases_of(model: Any) -> Iterator[tuple[str, Any]]:
         yield "chunks static", lambda m: chunked(m, True)
 
 
-def build(model: Any, config: Any, implementation: str) -> Any:
+def build(model: Any, config: Any, implementation: Any) -> Any:
     import copy
 
     torch.manual_seed(0)
@@ -441,13 +442,14 @@ def family(kind: str, only: str = "", without: str = "-") -> Iterator[Said]:
     register()
     model, why = families()[kind], ""
     said = said_of().get(kind, {}).items()
+    implementation = dict(said).get("implementation", "attnsel")
     fields = {name.removeprefix("config."): value for name, value in said if name.startswith("config.")}
     for way in range(len(WAYS)):
         try:
             config = made_small(CONFIG_MAPPING[kind](), way, fields)
             if sum(p.numel() for p in _on_meta(model, config)) > 60e6:
                 raise ValueError("too large")
-            eager, ours = build(model, config, "eager"), build(model, config, "attnsel")
+            eager, ours = build(model, config, "eager"), build(model, config, implementation)
             forward(eager, "none")
             break
         except Exception as error:
