@@ -153,8 +153,8 @@ def families() -> dict[str, Any]:
             with contextlib.suppress(Exception):
                 model = table[config]
                 model = model[0] if isinstance(model, tuple) else model
-                whole = issubclass(config, model.config_class)  # and not one of its parts
-                if whole and getattr(model, "_supports_attention_backend", False):
+                of_a_part = model.config_class in getattr(config, "sub_configs", {}).values()
+                if not of_a_part and getattr(model, "_supports_attention_backend", False):
                     found[kind] = model
                     break
     return found
