@@ -154,8 +154,9 @@ def _beyond_sdpa(
     if score_mod is not None:
         scores = score_mod(scores, None, None, None, None)
     if attn_mask_type != "no_mask":
-        rows, keys = scores.shape[-2:] if attn_mask_type == "causal_bottom_right" else (0, 0)
-        block_mask = _lower(*scores.shape[-2:], keys - rows).to(q.device)
+        s_q, s_kv = scores.shape[-2:]
+        corner = s_kv - s_q if attn_mask_type == "causal_bottom_right" else 0
+        block_mask = _lower(s_q, s_kv, corner).to(q.device)
     if block_mask is not None:
         scores = scores.masked_fill(~block_mask, float("-inf"))
     if softmax_offset is None:
