@@ -35,8 +35,8 @@ def aligned_top_left(p: AttentionParams, env: Environment) -> Advice | None:
     2.1 and newer, and causal_bottom_right, align bottom right: the last query sees every key, as new tokens
     behind a cache should.
     Fix: attn_mask_type="causal_bottom_right" (or padding_causal_bottom_right) where that was meant.
-    Source: torch 2.13, documentation of scaled_dot_product_attention, is_causal; flash-attention v2.1.0,
-    README.md, "Change behavior of causal flag"; Dao-AILab/flash-attention#1778.
+    Source: torch 2.13, documentation of scaled_dot_product_attention, is_causal; flash-attention v2.8.3,
+    README.md, "2.1: Change behavior of causal flag"; Dao-AILab/flash-attention#1778.
     """
     q, kv = p.max_seqlen_q, p.max_seqlen_kv
     if not _top_left(p) or q <= 1 or not kv:
@@ -105,8 +105,8 @@ def heads_and_rows_swapped(p: AttentionParams, env: Environment) -> Advice | Non
     in self attention, over a quarter as many rows or fewer, more key and value heads than any model that is
     known has: 128, and 72 where a head has at most 96 dimensions.
     Fix: qkv_format="bhsd" for tensors made for F.sdpa, or q.transpose(1, 2).
-    Source: the argument documentation of the three; Falcon-180B has 232 heads in 8 groups (arXiv
-    2311.16867), T5-11B 128 of 128 (arXiv 1910.10683), OPT-66B 72 (arXiv 2205.01068).
+    Source: the argument documentation of the three; Falcon-180B has 232 heads in 8 groups (litgpt 0.5.13,
+    config.py), T5-11B 128 of 128 (t5 0.9.4, bi_v1_11B.gin), OPT-66B 72 (llm-analysis 0.2.2, model_configs).
     """
     heads, rows = p.num_heads, p.max_seqlen_q
     if p.qkv_format == "thd" or not 0 < rows < heads:
@@ -256,7 +256,8 @@ def batch_and_rows_swapped(p: AttentionParams, env: Environment) -> Advice | Non
     times as many; in sbhd over 5 to 8 rows with 64 times as many, and in training over a
     single row of 32 sequences or more, which sees itself alone.
     Fix: qkv_format="bshd" for [b, s, h, d], "sbhd" for [s, b, h, d].
-    Source: TransformerEngine v2.18, DotProductAttention, qkv_format; flash-attention v2.8.3, flash_attn_func.
+    Source: TransformerEngine v2.18, dot_product_attention.py, DotProductAttention, qkv_format = "sbhd";
+    flash-attention v2.8.3, flash_attn_interface.py, flash_attn_func, q.
     """
     batch, rows, fmt = p.batch_size, p.max_seqlen_q, p.qkv_format
     fewest = _SHORT_ROWS.get(fmt, {}).get(rows)
@@ -274,8 +275,8 @@ def slopes_below_zero(p: AttentionParams, env: Environment) -> Advice | None:
     Why: -slope * distance is added to the scores here, as in FlashAttention and TransformerEngine, so slopes
     are above 0. Code that adds slope * (j - i) itself has them with either sign. Told of slopes on the CPU.
     Fix: alibi_slopes=-slopes.
-    Source: arXiv 2108.12409, section 3; flash-attention v2.8.3, flash_attn_func, alibi_slopes;
-    TransformerEngine v2.18, DotProductAttention.forward, alibi_slopes.
+    Source: flash-attention v2.8.3, flash_attn_interface.py, flash_attn_func, alibi_slopes; TransformerEngine
+    v2.18, dot_product_attention.py, DotProductAttention.forward, alibi_slopes.
     """
     return None
 

@@ -286,6 +286,7 @@ def _key_padding(attention_mask: Tensor, kv_length: int, kv_offset: int) -> Tens
 _IGNORED = frozenset(
     {
         "cache_position",
+        "grid_thw",  # sizes of images
         "input_ids",
         "inputs_embeds",
         "labels",
@@ -348,7 +349,7 @@ def attention_forward(
 
     attention_mask: what :func:`visible` made; or bool [b, s_kv], True = real;
         or [b, 1, s_q, s_kv], bool (True = sees) or floating (added to the scores), then applied alone.
-    sliding_window: keys a row sees, itself included; used where the mask has no window of its own.
+    sliding_window: keys a row sees, itself included; used where a mask has no window of its own.
     s_aux: sinks, one logit per head. cu_seq_lens_*, max_length_*: packed sequences, as
         DataCollatorWithFlattening makes them; a single row of restarting position_ids is packed too.
     position_bias: broadcasts to [b, h, s_q, s_kv], added to the scores.
@@ -418,10 +419,13 @@ def _visibility(
     given: tuple[Any, ...],
 ) -> Visible:
     """Visibility from the argument that defines it. Raises InvalidInput where two contradict each other."""
-    left = -1 if sliding_window is None else int(sliding_window) - 1
-    # Without causality transformers' flash path applies the window to both sides.
+    packed = any(value is not None for value in given)
+    # Without causality transformers' flash path applies the window to both sides. Without a mask its eager
+    # and SDPA code show every key then, and so mean models that make none: DiffusionGemma's decoder.
+    whole = sliding_window is None or (mask is None and not causal and not packed)
+    left = -1 if whole else int(sliding_window or 0) - 1
     pattern = Pattern(causal, left, -1 if causal else left)
-    if any(value is not None for value in given):
+    if packed:
         # A packed mask was derived from position_ids and means the same lengths.
         if isinstance(mask, Tensor) or (
             isinstance(mask, Visible) and mask.cu_seqlens_q is not None and not mask.packed
@@ -511,12 +515,9 @@ _attend: Callable[..., Tensor] = attention  # with no log-sum-exp
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, shared: dict[str, Any]) -> Tensor:
     mask = mask[..., : k.shape[1]]
-    if mask.dtype == torch.bool:
-        return _attend(q, k, v, attn_mask_type="arbitrary", attention_mask=~mask, **shared)
-    if "core_attention_bias" in shared:
-        mask = shared["core_attention_bias"] + mask
-    shared |= {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": mask}
-    return _attend(q, k, v, **shared)
+    if mask.dtype == torch.bool or "core_attention_bias" not in shared:
+        return _attend(q, k, v, attn_mask=mask, **shared)
+    return _attend(q, k, v, **shared | {"core_attention_bias": shared["core_attention_bias"] + mask})
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, seen: Visible, shared: dict[str, Any]) -> Tensor:

@@ -14,6 +14,7 @@ SHOWN = {
     "padding": ("right", 0.6),
     "selfcheck": ("right", 0.6),
     "flash": ("right", 0.9),
+    "f_sdpa": ("right", 1.0),
     "wrong_types": ("InvalidInput", 0.5),
     "commands": ("answered", 0.1),
     "json_files": ("answered", 0.05),

@@ -71,6 +71,8 @@ CASES = {  # what the default tier shows of each family; all that generates runs
     "deepseek_v4": ("forward left", "chunks dynamic"),
     "deepseek_v32": ("forward left",),
     "afmoe": ("forward right",),
+    "diffusion_gemma": ("forward none",),  # a window beside no mask
+    "qwen3_vl_vision": ("forward none",),
 }
 
 

@@ -21,14 +21,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import functools
 import inspect
 import io
+import json
 import multiprocessing
 import os
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -85,8 +88,10 @@ FEWER = {name for name in SMALL if any(word in name for word in ("layers", "expe
 WAYS = (set(SMALL), set(SMALL), {name for name in SMALL if "head_dim" not in name}, FEWER)
 
 
-def made_small(config: Any, way: int = 0) -> Any:
-    """The configuration of a family, small: the constructor derives what depends on sizes again."""
+def made_small(config: Any, way: int = 0, fields: dict[str, Any] | None = None) -> Any:
+    """The configuration of a family, small: the constructor derives what depends on sizes again. ``fields``:
+    what some are set to, with dots to those of its parts."""
+    fields = fields or {}
     found, parts = config.to_dict(), getattr(config, "sub_configs", {})
     given: dict[str, Any] = {}
     for name, value in found.items():
@@ -113,13 +118,17 @@ def made_small(config: Any, way: int = 0) -> Any:
     for name in parts:
         part = getattr(config, name, None)
         if part is not None and hasattr(part, "to_dict"):
-            given[name] = made_small(part, way)
+            of_part = {key[len(name) + 1 :]: fields[key] for key in fields if key.startswith(f"{name}.")}
+            given[name] = made_small(part, way, of_part)
     accepted = {name: value for name, value in given.items() if name in found or name in ALWAYS}
+    accepted |= {name: value for name, value in fields.items() if "." not in name}
     made = type(config)(**accepted)
     if not hasattr(made, "pad_token_id"):
         made.pad_token_id = 0
     rope = getattr(made, "rope_parameters", None)
-    if isinstance(rope, dict) and "rope_type" in rope:  # the parts of half a head that is turned
+    if (
+        isinstance(rope, dict) and "rope_type" in rope and "rope_parameters" not in fields
+    ):  # the parts of half a head that is turned
         wide = getattr(made, "head_dim", None) or made.hidden_size // made.num_attention_heads
         half = int(wide * rope.get("partial_rotary_factor", 1.0)) // 2
         rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
@@ -144,7 +153,8 @@ def families() -> dict[str, Any]:
             with contextlib.suppress(Exception):
                 model = table[config]
                 model = model[0] if isinstance(model, tuple) else model
-                if getattr(model, "_supports_attention_backend", False):
+                of_a_part = model.config_class in getattr(config, "sub_configs", {}).values()
+                if not of_a_part and getattr(model, "_supports_attention_backend", False):
                     found[kind] = model
                     break
     return found
@@ -170,35 +180,83 @@ def real(side: str) -> torch.Tensor:
     return mask.flip(1) if side == "left" else mask
 
 
+@functools.cache
+def said_of() -> dict[str, dict[str, Any]]:
+    """What no rule of this file says, by family: fields of its configuration ("config." before the name, with
+    dots to those of its parts), arguments of its forward, and the ``implementation`` where a part cannot
+    be "attnsel"."""
+    found: dict[str, dict[str, Any]] = {}
+    with (Path(__file__).parent / "data/transformers_families.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            for kind in row["families"].split():
+                found.setdefault(kind, {})[row["name"]] = json.loads(row["value"])
+    return found
+
+
+def tensor_of(value: Any, made: torch.Generator) -> Any:
+    """An argument from its words: {"normal": [2, 3, 4]}, {"ones": [2, 7]}, {"false": [2, 7]}, {"below": [9]};
+    a list is its numbers, and anything else is itself."""
+    if isinstance(value, list):
+        return torch.tensor(value)
+    if not isinstance(value, dict):
+        return value
+    ((what, shape),) = value.items()
+    if what == "normal":
+        return torch.randn(shape, generator=made)
+    if what == "below":
+        return torch.randint(3, shape[0], shape[1:], generator=made)
+    return torch.ones(shape, dtype=torch.long) if what == "ones" else torch.zeros(shape, dtype=torch.bool)
+
+
+def image_of(config: Any, made: torch.Generator) -> torch.Tensor:
+    config = getattr(config, "vision_config", config)
+    size = getattr(config, "image_size", None) or 64
+    height, width = (size, size) if isinstance(size, int) else size
+    frames = [config.num_frames] if getattr(config, "num_frames", None) else []
+    return torch.randn(BATCH, *frames, getattr(config, "num_channels", 3), height, width, generator=made)
+
+
+def patches_of(config: Any, main: str, made: torch.Generator) -> dict[str, torch.Tensor]:
+    """Two images of four by four patches, as towers take them whose images differ in size."""
+    config = getattr(config, "vision_config", config)
+    channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+    frames = getattr(config, "temporal_patch_size", None) or getattr(config, "patch_temporal", 1)
+    wide = channels * frames * config.patch_size**2
+    return {main: torch.randn(32, wide, generator=made), "grid_thw": torch.tensor([[1, 4, 4]] * 2)}
+
+
 def inputs_of(model: Any, side: str = "none") -> tuple[dict[str, Any], torch.Tensor | None]:
     """What a family is called with, and which rows count."""
-    main = model.main_input_name
     accepted = inspect.signature(model.forward).parameters
+    names = (model.main_input_name, "pixel_values", "input_values", "input_features")
+    main = next((name for name in names if name in accepted), "input_ids")
     made = torch.Generator().manual_seed(2)
-    if main == "pixel_values":
-        config = getattr(model.config, "vision_config", model.config)
-        size = (
-            config.image_size if isinstance(getattr(config, "image_size", 32), int) else config.image_size[0]
-        )
-        channels = getattr(config, "num_channels", 3)
-        return {main: torch.randn(BATCH, channels, size, size, generator=made)}, None
-    if main == "input_values":
-        return {main: torch.randn(BATCH, 4000, generator=made)}, None
-    if main == "input_features":
-        bins = getattr(model.config, "num_mel_bins", 80)
-        return {
-            main: torch.randn(
-                BATCH, bins, 2 * getattr(model.config, "max_source_positions", 32), generator=made
+    said = said_of().get(model.config.model_type, {}).items()
+    given = {name: tensor_of(value, made) for name, value in said if name in accepted}
+    if given:
+        return given, None
+    if "grid_thw" in accepted:
+        return patches_of(model.config, "hidden_states" if "hidden_states" in accepted else main, made), None
+    if main != "input_ids":
+        config = getattr(model.config, "encoder_config", model.config)
+        bins, frames = getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 32)
+        features = (frames, bins) if hasattr(config, "subsampling_conv_channels") else (bins, frames)
+        samples = (1, 4000) if getattr(config, "audio_channels", 0) else (4000,)
+        if main == "pixel_values":
+            given[main] = image_of(model.config, made)
+        else:
+            given[main] = torch.randn(
+                BATCH, *(features if main == "input_features" else samples), generator=made
             )
-        }, None
-    given: dict[str, Any] = {"input_ids": tokens()}
+        for name, one in accepted.items():
+            if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD and name not in given:
+                ids = name.endswith("ids")
+                given[name] = tokens() if ids else torch.ones(BATCH, given[main].shape[-1], dtype=torch.long)
+        return given, None
+    given = {"input_ids": tokens()}
     kept = None
     if "pixel_values" in accepted and not model.can_generate() and hasattr(model.config, "vision_config"):
-        size, channels = (
-            model.config.vision_config.image_size,
-            getattr(model.config.vision_config, "num_channels", 3),
-        )
-        given["pixel_values"] = torch.randn(BATCH, channels, size, size, generator=made)
+        given["pixel_values"] = image_of(model.config, made)
     if side != "none" and "attention_mask" in accepted:
         given |= {"attention_mask": real(side), "input_ids": tokens() * real(side)}
         kept = real(side).bool()
@@ -322,7 +380,7 @@ def cases_of(model: Any) -> Iterator[tuple[str, Any]]:
         yield "chunks static", lambda m: chunked(m, True)
 
 
-def build(model: Any, config: Any, implementation: str) -> Any:
+def build(model: Any, config: Any, implementation: Any) -> Any:
     import copy
 
     torch.manual_seed(0)
@@ -383,12 +441,15 @@ def family(kind: str, only: str = "", without: str = "-") -> Iterator[Said]:
     warnings.simplefilter("ignore")
     register()
     model, why = families()[kind], ""
+    said = said_of().get(kind, {}).items()
+    implementation = dict(said).get("implementation", "attnsel")
+    fields = {name.removeprefix("config."): value for name, value in said if name.startswith("config.")}
     for way in range(len(WAYS)):
         try:
-            config = made_small(CONFIG_MAPPING[kind](), way)
+            config = made_small(CONFIG_MAPPING[kind](), way, fields)
             if sum(p.numel() for p in _on_meta(model, config)) > 60e6:
                 raise ValueError("too large")
-            eager, ours = build(model, config, "eager"), build(model, config, "attnsel")
+            eager, ours = build(model, config, "eager"), build(model, config, implementation)
             forward(eager, "none")
             break
         except Exception as error:

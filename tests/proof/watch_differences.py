@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import faulthandler
 import hashlib
 import io
 import json
@@ -38,7 +39,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 WAYS = ("plain", "each", "one")
-LIMIT = 900  # seconds for one process
+LIMIT = 180  # seconds for one feature or program: what takes longer hangs
 
 
 def blocks(path: Path) -> Iterator[tuple[str, str]]:
@@ -168,6 +169,7 @@ def work(way: str, first: int, only: str) -> None:
                 continue
             out.write(json.dumps({"begun": number}) + "\n")
             out.flush()
+            faulthandler.dump_traceback_later(LIMIT, exit=True)
             with attnsel.watch() if way == "each" else contextlib.nullcontext() as one:
                 said = run_feature(code, Path(folder) / f"feature_{number}.py")
             watched = one if way == "each" else seen if way == "one" else None
@@ -192,7 +194,6 @@ def features(way: str, only: str) -> dict[int, Any]:
             how: dict[str, Any] = {
                 "stderr": subprocess.DEVNULL,
                 "env": os.environ | {"PYTHONHASHSEED": "0"},
-                "timeout": LIMIT,
             }
             code = subprocess.run(command, stdout=lines, **how).returncode
             lines.seek(0)
@@ -250,11 +251,19 @@ def compare_programs(only: str) -> int:
         for watch in ([], ["-m", "attnsel", "watch", "--output", "told.txt"]):
             with tempfile.TemporaryDirectory() as folder:
                 Path(folder, "program.py").write_text(code)
-                done = subprocess.run(
-                    [sys.executable, *watch, "program.py", *words],
-                    cwd=folder, capture_output=True, timeout=LIMIT, input=b"one\ntwo\n",
-                    env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", "MASTER_PORT": "29561"},
-                )  # fmt: skip
+                how: dict[str, Any] = {
+                    "cwd": folder,
+                    "capture_output": True,
+                    "input": b"one\ntwo\n",
+                    "env": os.environ
+                    | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", "MASTER_PORT": "29561"},
+                }
+                command = [sys.executable, *watch, "program.py", *words]
+                try:
+                    done = subprocess.run(command, timeout=LIMIT, **how)
+                except subprocess.TimeoutExpired as late:
+                    results.append((f"hangs: {LIMIT} s", late.stdout or b"", late.stderr or b""))
+                    continue
                 hidden = re.compile(rf"{re.escape(folder)}|0x[0-9a-f]+|\d+:\d+:\d+ .*Profiler.*".encode())
                 code_of = 130 if done.returncode == -2 else done.returncode  # an interrupt, as the page says
                 results.append((code_of, *(hidden.sub(b"", s) for s in (done.stdout, done.stderr))))

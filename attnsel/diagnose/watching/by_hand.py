@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnsel.diagnose.framework_fixes import Fix, replacement, unwritten
-from attnsel.diagnose.watching.by_hand_call import Found, TracedProduct
+from attnsel.diagnose.watching.by_hand_call import TracedProduct
 from attnsel.diagnose.watching.by_hand_operators import ByHand
 from attnsel.diagnose.watching.by_hand_tried import Tries
 from attnsel.diagnose.watching.hooks import OperatorMode, not_readable, operator_name, out_of_reach
@@ -81,9 +81,9 @@ class Watcher:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.thread = threading.get_ident()
-        self.reader = ByHand(lambda *one: self.found.append(one), self._softmax)
+        self.found: list[TracedProduct] = []  # by the function that runs
+        self.reader = ByHand(lambda call: self.found.append(call), self._softmax)
         self.tries = Tries()
-        self.found: list[tuple[TracedProduct, Found]] = []  # by the function that runs
         self.readings = 0
         self.products = self.operators = 0  # since anything new
         self.others: set[str] = set()  # where softmax is no attention
@@ -134,8 +134,9 @@ class Watcher:
     def _read_to(self, out: Any) -> Any:
         """After a function's operators: nothing runs now, and what was found can be tried."""
         found, self.found = self.found, []
-        for call, one in found:
-            self.recorder.safely(self._file, call, one)
+        for call in found:
+            self.recorder.safely(self._file, call)
+            call.numbers = None  # copies
         if self.operators >= MOST_OPERATORS or self.products >= MOST_PRODUCTS:
             self.end()
         return out
@@ -165,69 +166,67 @@ class Watcher:
     def key(self, place: Place, shape: Iterable[int]) -> tuple[Any, ...]:
         return _STATE, place.where, tuple(shape), torch.is_grad_enabled()
 
-    def _file(self, call: TracedProduct, found: Found) -> None:
-        self.by_exp = self.by_exp or "aten::exp" in found.operators
+    def _file(self, call: TracedProduct) -> None:
+        self.by_exp = self.by_exp or "aten::exp" in call.operators
         if call.counted or call.place is None:
-            self._time(call, found)
+            self._time(call)
             return
         self.products = self.operators = 0
-        api = api_of(call.place, "by hand")
         seen = Seen(
-            api,
-            ", ".join(found.operators),
-            params=found.params,
-            unread=found.unread,
-            materialised=found.materialised,
-            notes=found.notes,
+            api_of(call.place, "by hand"),
+            ", ".join(call.operators),
+            params=call.params,
+            unread=call.unread,
+            materialised=tuple(call.made),
+            notes=call.notes,
         )
-        seen, fix = self._advised(call.place.where, seen, found)
+        seen, fix = self._advised(seen, call)
         tally = self.recorder.file(call.place, seen, call.known_as)
         key, node = self.unfollowed
         if key == call.known_as and node is not None:
             tally.backward = named_behind(node, frozenset())[1]
             node.register_hook(tally.count_backward)
         self.unfollowed = (None, None)
-        self._time(call, found)
+        self._time(call)
         tally.extra["fix"] = "" if fix is None else str(fix)
 
-    def _advised(self, where: str, seen: Seen, found: Found) -> tuple[Seen, Fix | None]:
+    def _advised(self, seen: Seen, call: TracedProduct) -> tuple[Seen, Fix | None]:
         """With what to put in the place of these lines, if it was tried and gives the same; else why not."""
-        if found.params is None:
+        if call.params is None:
             return seen, None
-        if found.between:
-            text = f"between scores and output stands {', '.join(found.between)}: {SAME}"
+        if call.between:
+            text = f"between scores and output stands {', '.join(call.between)}: {SAME}"
             return seen._replace(params=None, unread=text, notes=()), None
-        cast = any("cast from" in note for note in found.notes)
         fix = replacement(
-            found.params,
-            scale=found.scale,
-            temperature=found.temperature,
-            folded=found.folded,
-            cast=cast,
-            same=found.same,
-            factors=found.factors,
+            call.params,
+            scale=call.factor,
+            temperature=call.tempering,
+            folded=call.folded,
+            cast=call.cast,
+            same=call.masks.visibility.same,
+            factors=(call.query.factor, call.key.factor),
         )
         if fix is None:
             return seen._replace(notes=(*seen.notes, f"F.sdpa cannot say this, and {SAME}")), None
-        differs = self.tries.differs(where, fix.code, found.numbers, folded=found.folded)
+        differs = self.tries.differs(call.place.where, fix.code, call.numbers, folded=call.folded)
         if differs:
             text = f"the call that it was read as was tried, and gives other numbers {differs}: {SAME}"
             return seen._replace(params=None, unread=text, notes=()), None
-        theirs = unwritten(seen.api, found.params)
+        theirs = unwritten(seen.api, call.params)
         if theirs is not None or differs is not None:
             return seen, theirs or fix
         return seen._replace(notes=(*seen.notes, UNTRIED)), None
 
-    def _time(self, call: TracedProduct, found: Found) -> None:
+    def _time(self, call: TracedProduct) -> None:
         """From the first product to the last, on a CPU. There operators are read, which adds some 0.1 ms."""
         tally = self.recorder.known.get(call.known_as)
         if tally is None or torch.cuda.is_initialized():
             return
         if self.recorder.time:
-            sample(tally, FORWARD, found.seconds)
+            sample(tally, FORWARD, call.seconds)
             tally.notes["time was taken while operators were read, which adds some"] = None
         if self.recorder.memory:
-            sample(tally, PEAK, sum(one.bytes for one in found.materialised))
+            sample(tally, PEAK, sum(one.bytes for one in call.made))
 
 
 def _views_a_weight(args: tuple[Any, ...]) -> bool:
@@ -261,9 +260,13 @@ def told_of_softmax(
 ) -> None:
     """Counts a softmax of attention that is known; has operators read where it is not."""
     watcher: Watcher | None = recorder.state.get(_STATE)
-    if watcher is None or not isinstance(out, Tensor) or not_readable(out) or out.dim() < 2:
+    if watcher is None or not isinstance(out, Tensor):
         return
     place = recorder.place()
+    if out.is_nested:
+        recorder.cannot_see(f"{place.where}: a softmax of a nested tensor, which may be attention by hand")
+    if not_readable(out) or out.dim() < 2:
+        return
     if place.where in watcher.others:
         return
     key = watcher.key(place, out.shape)

@@ -185,34 +185,13 @@ class Operand(NamedTuple):
     bytes: int = 0
 
 
-class Found(NamedTuple):
-    """A call that was found: ``params`` are None where attnsel has no words for it, and ``unread`` says why.
-
-    ``scale``: the number before the scores; ``temperature``: "*" or "/" where there is a tensor too.
-    ``dropout`` is a probability. ``folded``: batch and heads are one dimension. ``same``: one mask for all.
-    ``between``: operators between scores and output that were not read. ``factors``: what q and k were
-    multiplied by. ``numbers``: what a replacement can be tried on.
-    """
-
-    params: AttentionParams | None
-    unread: str
-    scale: float
-    temperature: str
-    dropout: float
-    folded: bool
-    same: bool
-    materialised: tuple[Materialised, ...]
-    notes: tuple[str, ...]
-    seconds: float
-    operators: tuple[str, ...]
-    between: tuple[str, ...]
-    factors: tuple[float, float]
-    numbers: Numbers | None
-
-
 class TracedProduct:
     """What is known so far. ``left`` and ``right`` are the factors of the product, [.., rows, depth] and
-    [.., depth, columns]; ``batch`` is how many such products it was."""
+    [.., depth, columns]; ``batch`` is how many such products it was.
+
+    Once it is over: ``params`` are None where attnsel has no words for it, and ``unread`` says why;
+    ``numbers`` are what a replacement can be tried on; ``folded``: batch and heads are one dimension.
+    """
 
     def __init__(self, operator: str, a: Tensor, b: Tensor, left: Operand, right: Operand) -> None:
         self.rows, self.depth, self.columns = a.shape[-2], a.shape[-1], b.shape[-1]
@@ -221,7 +200,7 @@ class TracedProduct:
         self.dtype = a.dtype
         self.factor = left.factor * right.factor
         self.temperature: Tensor | None = None
-        self.inverse = False  # whether it divides
+        self.tempering = ""  # whether it multiplies, "*", or divides, "/"
         self.softcap = 0.0
         self.additions: list[Addition] = []
         self.done = False
@@ -249,7 +228,12 @@ class TracedProduct:
         self.out: Tensor | None = None
         self.operators = [operator]
         self.requires_grad = a.requires_grad or b.requires_grad
-        self.begun = perf_counter()
+        self.begun, self.seconds = perf_counter(), 0.0
+        self.params: AttentionParams | None = None
+        self.unread = ""
+        self.folded = False
+        self.notes: tuple[str, ...] = ()
+        self.numbers: Numbers | None = None
 
     def made_of(self, what: str, out: Tensor) -> None:
         """A tensor as large as the scores that an operator wrote."""
@@ -276,7 +260,7 @@ class TracedProduct:
         said = self.additions or self.softcap or self.sink or self.temperature is not None
         if said or (tensor.dim() and tensor.shape[-1] != 1):
             return False
-        self.temperature, self.inverse = tensor.detach(), inverse
+        self.temperature, self.tempering = tensor.detach(), "/" if inverse else "*"
         return True
 
     def capped(self) -> bool:
@@ -347,7 +331,7 @@ class TracedProduct:
     def let_go(self) -> None:
         """Of all tensors: what is followed may be followed for long."""
         self.a = self.b = self.v = self.out = self.kept = self.temperature = self.sinks = None
-        self.masks = Masks(self.masks.visibility, self.masks.bias)
+        self.masks = self.masks._replace(hidden=None, added=None)
         self.additions.clear()
         self.zeroed.clear()
 
@@ -362,8 +346,8 @@ class TracedProduct:
         elif self.dropout:
             self.out = None
 
-    def numbers(self) -> Numbers | None:
-        """What was copied, as one call of a few heads; None where that is not whole."""
+    def _copied(self) -> Numbers | None:
+        """A few heads as one call; None where what was copied of them is not whole."""
         a, b, v, out = self.a, self.b, self.v, self.out
         if a is None or b is None or v is None or out is None or self.pieces:
             return None
@@ -394,32 +378,24 @@ class TracedProduct:
             shared=self.batch > 1 and self.key.repeats > 1,
         )
 
-    def found(self, head_dim_v: int) -> Found:
-        """The whole, once the probabilities were multiplied with values of ``head_dim_v``."""
-        seconds = perf_counter() - self.begun
-        batch, heads, folded = self._batch_and_heads()
+    @property
+    def cast(self) -> bool:
+        """Whether q and k were cast to another type before the scores."""
+        return self.key.dtype not in (None, self.dtype)
+
+    def finish(self, head_dim_v: int) -> None:
+        """The probabilities were multiplied with values of ``head_dim_v``: this is the whole."""
+        self.done = True  # its backward multiplies the same probabilities again
+        self.seconds = perf_counter() - self.begun
+        batch, heads, self.folded = self._batch_and_heads()
         groups = self._groups(batch, heads)
-        params, unread = None, ""
         try:
-            params = self._params(batch, heads, groups, head_dim_v)
+            self.params = self._params(batch, heads, groups, head_dim_v)
         except InvalidInput as error:
-            unread = str(error)
-        return Found(
-            params,
-            unread,
-            self.factor,
-            "" if self.temperature is None else "/" if self.inverse else "*",
-            self.dropout,
-            folded,
-            self.masks.visibility.same,
-            tuple(self.made),
-            self._notes(folded, heads, groups),
-            seconds,
-            tuple(self.operators),
-            tuple(dict.fromkeys(self.between)),
-            (self.query.factor, self.key.factor),
-            self.numbers(),
-        )
+            self.unread = str(error)
+        self.between = list(dict.fromkeys(self.between))
+        self.notes, self.numbers = self._notes(heads, groups), self._copied()
+        self.let_go()
 
     def _batch_and_heads(self) -> tuple[int, int, bool]:
         outer = self.outer
@@ -467,16 +443,16 @@ class TracedProduct:
             **fields,
         )
 
-    def _notes(self, folded: bool, heads: int, groups: int) -> tuple[str, ...]:
+    def _notes(self, heads: int, groups: int) -> tuple[str, ...]:
         notes = []
-        if folded:
+        if self.folded:
             notes.append("batch and heads are one dimension here: which is which cannot be told")
-        if self.key.dtype not in (None, self.dtype):
+        if self.cast:
             before, now = (str(one).removeprefix("torch.") for one in (self.key.dtype, self.dtype))
             notes.append(f"q and k were cast from {before} to {now} first")
         if self.key.repeats > 1:
             notes.append(f"keys of {groups} heads were repeated to {heads} first")
-        if self.temperature is not None:
+        if self.tempering:
             notes.append("the scale is a tensor")
         if self.masks.visibility.note:
             notes.append(self.masks.visibility.note)

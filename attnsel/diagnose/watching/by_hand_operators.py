@@ -15,7 +15,6 @@ from torch import Tensor
 
 from attnsel.diagnose.watching.by_hand_call import (
     Addition,
-    Found,
     Operand,
     Role,
     TracedProduct,
@@ -446,7 +445,7 @@ HELD_CALLS = 8
 
 
 class ByHand:
-    """Reads operators one after the other, and calls ``found`` with each attention, at its last product.
+    """Reads operators one after the other, and tells ``found`` of each attention, at its last product.
 
     ``softmax`` is told of each softmax of scores, and whether it is one over keys; it says whether
     to go on.
@@ -454,7 +453,7 @@ class ByHand:
 
     def __init__(
         self,
-        found: Callable[[TracedProduct, Found], None],
+        found: Callable[[TracedProduct], None],
         softmax: Callable[[TracedProduct, bool], bool] = lambda call, attention: attention,
     ) -> None:
         self._found, self._softmax = found, softmax
@@ -463,14 +462,12 @@ class ByHand:
 
     def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """One operator that ran: ``func(*args, **kwargs)`` gave ``out``."""
+        first = out[0] if isinstance(out, (tuple, list)) and out else out
+        if not isinstance(first, Tensor) or first.is_nested:
+            return
         name = func._schema.name.removeprefix("aten::").rstrip("_")
         handler = HANDLERS.get(name)
-        role = None
-        if handler is not None and args:
-            role = handler(self, args, kwargs, out)
-        first = out[0] if isinstance(out, (tuple, list)) and out else out
-        if not isinstance(first, Tensor):
-            return
+        role = handler(self, args, kwargs, out) if handler is not None and args else None
         where = _storage(first)
         if role is None and name not in _PRODUCTS:
             role = self._unread(func, name, args, first)
@@ -550,14 +547,12 @@ class ByHand:
 
     def finish(self, call: TracedProduct, values: Tensor, head_dim_v: int, operator: str) -> None:
         if call.shape and not call.done:
-            call.done = True  # its backward multiplies the same probabilities again
             repeats = self.operand(values).repeats
             if repeats > 1:
                 call.key = call.key._replace(repeats=max(repeats, call.key.repeats))
             call.operators.append(operator)
-            found = call.found(head_dim_v)
-            call.let_go()
-            self._found(call, found)
+            call.finish(head_dim_v)
+            self._found(call)
 
 
 def _storage(tensor: Tensor) -> int:

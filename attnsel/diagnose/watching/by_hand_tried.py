@@ -118,10 +118,10 @@ def _environment(part: Numbers, folded: bool) -> dict[str, Any]:
         "temperature": part.temperature,
         "sinks": part.sinks,
         "self": SimpleNamespace(training=False),
-        "flex_attention": _flex_attention,
+        "flex_attention": _beyond_sdpa,
         "create_block_mask": _block_mask,
-        "attnsel": SimpleNamespace(attention=_attention),
-        "causal_lower_right": _lower_right,
+        "attnsel": SimpleNamespace(attention=_beyond_sdpa),
+        "causal_lower_right": lambda s_q, s_kv: _lower(s_q, s_kv, s_kv - s_q),
     }
     hidden, bias = part.hidden, part.bias
     if hidden is not None:
@@ -135,22 +135,34 @@ def _environment(part: Numbers, folded: bool) -> dict[str, Any]:
     return names
 
 
-def _flex_attention(
+def _beyond_sdpa(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    score_mod: Any,
+    scale: float = 0.0,
+    softmax_scale: float = 0.0,
+    score_mod: Any = None,
     block_mask: Tensor | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    attn_mask_type: str = "no_mask",
+    softmax_offset: Tensor | None = None,
+    **_: Any,
 ) -> Tensor:
-    """What flex_attention computes, without compiling anything."""
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = score_mod(scores, None, None, None, None)
+    """What flex_attention computes, without compiling anything, and attnsel.attention with sinks, but for
+    q, k and v [b, h, s, d]."""
+    scores = q @ k.mT * (scale or softmax_scale)
+    if score_mod is not None:
+        scores = score_mod(scores, None, None, None, None)
+    if attn_mask_type != "no_mask":
+        s_q, s_kv = scores.shape[-2:]
+        corner = s_kv - s_q if attn_mask_type == "causal_bottom_right" else 0
+        block_mask = _lower(s_q, s_kv, corner).to(q.device)
     if block_mask is not None:
         scores = scores.masked_fill(~block_mask, float("-inf"))
-    return scores.softmax(-1) @ v
+    if softmax_offset is None:
+        return scores.softmax(-1) @ v
+    sinks = softmax_offset.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ v
 
 
 def _block_mask(visible: Any, b: None, h: None, s_q: int, s_kv: int, device: Any) -> Any:
@@ -158,28 +170,8 @@ def _block_mask(visible: Any, b: None, h: None, s_q: int, s_kv: int, device: Any
     return visible(0, 0, rows[:, None], columns[None, :])
 
 
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_type: str,
-    softmax_offset: Tensor,
-    softmax_scale: float | None = None,
-    attn_mask_type: str = "no_mask",
-) -> Tensor:
-    """What attnsel.attention computes with sinks; q, k and v [b, h, s, d] here."""
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
-    if attn_mask_type != "no_mask":
-        corner = scores.shape[-1] - scores.shape[-2] if attn_mask_type == "causal_bottom_right" else 0
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 + corner)
-        scores = scores.masked_fill(hidden, float("-inf"))
-    sinks = softmax_offset.to(scores.dtype).expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ v
-
-
-def _lower_right(s_q: int, s_kv: int) -> Tensor:
-    return torch.ones(s_q, s_kv, dtype=torch.bool).tril(s_kv - s_q)
+def _lower(s_q: int, s_kv: int, corner: int) -> Tensor:
+    return torch.ones(s_q, s_kv, dtype=torch.bool).tril(corner)
 
 
 class Tries:

@@ -43,37 +43,26 @@ class Operator(NamedTuple):
     gradient: str = ""
 
 
+def _operator(name: str, candidate: str = "", gradient: str = "") -> Operator:
+    words = name.removesuffix("_forward").split("_")
+    return Operator(f"aten::{name}", candidate, "".join(map(str.title, words)) + gradient if gradient else "")
+
+
 _ALL = (
-    Operator(
-        "aten::_scaled_dot_product_flash_attention", "sdpa.flash", "ScaledDotProductFlashAttentionBackward0"
-    ),
-    Operator(
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        "sdpa.flash",
-        "ScaledDotProductFlashAttentionForCpuBackward0",
-    ),
-    Operator(
-        "aten::_scaled_dot_product_efficient_attention",
-        "sdpa.efficient",
-        "ScaledDotProductEfficientAttentionBackward0",
-    ),
-    Operator(
-        "aten::_scaled_dot_product_cudnn_attention", "sdpa.cudnn", "ScaledDotProductCudnnAttentionBackward0"
-    ),
-    Operator(
-        "aten::_scaled_dot_product_fused_attention_overrideable",
-        "",
-        "ScaledDotProductFusedAttentionOverrideableBackward0",
-    ),
-    Operator("aten::_scaled_dot_product_attention_math", "sdpa.math"),
-    Operator("aten::_scaled_dot_product_attention_math_for_mps", "sdpa.math"),
-    Operator("aten::_flash_attention_forward", "sdpa.varlen", "FlashAttentionBackward0"),
-    Operator("aten::_efficient_attention_forward", "sdpa.efficient", "EfficientAttentionBackward0"),
-    Operator("aten::_cudnn_attention_forward", "sdpa.cudnn", "CudnnAttentionBackward0"),
-    Operator("aten::_native_multi_head_attention", ""),
-    Operator("aten::_transformer_encoder_layer_fwd", ""),
-    Operator("aten::_triton_scaled_dot_attention", ""),
-    Operator("aten::_triton_multi_head_attention", ""),
+    _operator("_scaled_dot_product_flash_attention", "sdpa.flash", "Backward0"),
+    _operator("_scaled_dot_product_flash_attention_for_cpu", "sdpa.flash", "Backward0"),
+    _operator("_scaled_dot_product_efficient_attention", "sdpa.efficient", "Backward0"),
+    _operator("_scaled_dot_product_cudnn_attention", "sdpa.cudnn", "Backward0"),
+    _operator("_scaled_dot_product_fused_attention_overrideable", "", "Backward0"),
+    _operator("_scaled_dot_product_attention_math", "sdpa.math"),
+    _operator("_scaled_dot_product_attention_math_for_mps", "sdpa.math"),
+    _operator("_flash_attention_forward", "sdpa.varlen", "Backward0"),
+    _operator("_efficient_attention_forward", "sdpa.efficient", "Backward0"),
+    _operator("_cudnn_attention_forward", "sdpa.cudnn", "Backward0"),
+    _operator("_native_multi_head_attention"),
+    _operator("_transformer_encoder_layer_fwd"),
+    _operator("_triton_scaled_dot_attention"),
+    _operator("_triton_multi_head_attention"),
 )
 OPERATORS = {operator.name: operator for operator in _ALL}
 GRADIENTS = frozenset(operator.gradient for operator in _ALL if operator.gradient)

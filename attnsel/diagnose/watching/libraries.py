@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnsel.decision import Selection
 from attnsel.diagnose.framework_fixes import unwritten
-from attnsel.diagnose.watching.by_hand_call import Found
+from attnsel.diagnose.watching.by_hand_call import TracedProduct
 from attnsel.diagnose.watching.by_hand_operators import ByHand
 from attnsel.diagnose.watching.hooks import (
     FAKE,
@@ -25,7 +25,7 @@ from attnsel.diagnose.watching.hooks import (
     MATH,
     OPERATORS,
     FunctionMode,
-    OperatorMode,
+    Ran,
     not_readable,
     operator_name,
     out_of_reach,
@@ -34,7 +34,7 @@ from attnsel.diagnose.watching.observe import Observer, Patch, Place, Recorder, 
 from attnsel.diagnose.watching.record import Api
 from attnsel.diagnose.watching.sdpa import api_of, forgotten_eval, part
 from attnsel.dispatchers.torch.switches import as_words, set_here
-from attnsel.errors import InvalidInput, in_words
+from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, read_dtype, read_mask_type
 from attnsel.runtime.dispatch import explain
 
@@ -52,20 +52,17 @@ def without_mode() -> Iterator[None]:
         yield
 
 
-class Inside(OperatorMode):
+class Inside(Ran):
     """The operators of one call: those of attention by name, and attention that is made of pieces."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
-        self.names: list[str] = []
-        self.found: list[Found] = []
-        self._reader = ByHand(lambda call, found: self.found.append(found))
+        self.found: list[TracedProduct] = []
+        self._reader = ByHand(self.found.append)
 
     def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        name = operator_name(func)
-        if name in OPERATORS:
-            self.names.append(name)
-        elif isinstance(func, torch._ops.OpOverload):
+        super().read(func, args, kwargs, out)
+        if isinstance(func, torch._ops.OpOverload) and operator_name(func) not in OPERATORS:
             self._reader.read(func, args, kwargs, out)
 
 
@@ -111,11 +108,8 @@ def _library_call(
         seen = seen._replace(forward=f"{name}: {operator.name}", candidate=operator.candidate)
     elif inside.found:
         what = ", ".join(inside.found[0].operators)
-        seen = seen._replace(forward=f"{name}: {what}", materialised=inside.found[0].materialised)
-    try:
-        seen = seen._replace(params=asked(_bound(call)))
-    except (InvalidInput, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        seen = seen._replace(unread=in_words(error))
+        seen = seen._replace(forward=f"{name}: {what}", materialised=tuple(inside.found[0].made))
+    seen = seen.asking(lambda: {"params": asked(_bound(call))})
     recorder.follow(recorder.file(place, seen, key), out, GRADIENTS)
 
 
@@ -125,8 +119,18 @@ def _bound(call: WatchedCall) -> dict[str, Any]:
     return dict(bound.arguments)
 
 
-def _trains(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def _question(qkv: tuple[Tensor, Tensor, Tensor], heads: int, **fields: Any) -> AttentionParams:
+    """What q, k and v say themselves, with ``heads`` as that dimension, and the rest."""
+    q, k, v = qkv
+    return AttentionParams(
+        dtype=read_dtype(q.dtype),
+        num_heads=q.shape[heads],
+        num_gqa_groups=k.shape[heads],
+        head_dim_qk=q.shape[-1],
+        head_dim_v=v.shape[-1],
+        is_training=torch.is_grad_enabled() and any(one.requires_grad for one in qkv),
+        **fields,
+    )
 
 
 # ---- flash_attn -------------------------------------------------------------------------------------
@@ -154,18 +158,14 @@ def flash_question(given: Arguments) -> AttentionParams:
         kind = "padding_causal_bottom_right" if causal else "padding"
     if given.get("alibi_slopes") is not None:
         fields["core_attention_bias_type"] = "alibi"
-    return AttentionParams(
-        dtype=read_dtype(q.dtype),
-        num_heads=q.shape[-2],
-        num_gqa_groups=k.shape[-2],
-        head_dim_qk=q.shape[-1],
-        head_dim_v=v.shape[-1],
+    return _question(
+        (q, k, v),
+        -2,
         attn_mask_type=read_mask_type(kind),
         window_size=(window[0], 0 if causal else window[1]) if window[0] != -1 else (-1, -1),
         softcap=float(given.get("softcap") or 0.0),
         attention_dropout=float(given.get("dropout_p") or 0.0),
         deterministic=bool(given.get("deterministic")),
-        is_training=_trains(q, k, v),
         **fields,
     )
 
@@ -191,27 +191,18 @@ def _flash(name: str, candidate: str) -> Callable[[Recorder, WatchedCall], None]
     return watch_flash
 
 
-_TWO = (
-    "flash_attn_func",
-    "flash_attn_qkvpacked_func",
-    "flash_attn_kvpacked_func",
-    "flash_attn_varlen_func",
-    "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_varlen_kvpacked_func",
-    "flash_attn_with_kvcache",
+_FLASH_NAMES = (
+    *("flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func", "flash_attn_with_kvcache"),
+    *(f"flash_attn_varlen_{packed}func" for packed in ("", "qkvpacked_", "kvpacked_")),
 )
-_THREE = ("flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
-_FOUR = ("flash_attn_func", "flash_attn_varlen_func")
-_FLASH = tuple(
-    (module, name, candidate)
-    for modules, names, candidate in (
-        (("flash_attn.flash_attn_interface", "flash_attn"), _TWO, "flash_attn.2"),
-        (("flash_attn_interface", "flash_attn_3.flash_attn_interface"), _THREE, "flash_attn.3"),
-        (("flash_attn.cute.interface", "flash_attn.cute"), _FOUR, "flash_attn.4"),
-    )
-    for module in modules
-    for name in names
-)
+_FLASH_MODULES = {  # none has all of the names
+    "flash_attn.flash_attn_interface": "flash_attn.2",
+    "flash_attn": "flash_attn.2",
+    "flash_attn_interface": "flash_attn.3",
+    "flash_attn_3.flash_attn_interface": "flash_attn.3",
+    "flash_attn.cute.interface": "flash_attn.4",
+    "flash_attn.cute": "flash_attn.4",
+}
 
 
 # ---- torch's own functions --------------------------------------------------------------------------
@@ -234,19 +225,8 @@ def flex_question(given: Arguments) -> AttentionParams:
         fields = {"attn_mask_type": "arbitrary", "tensors": {"mask": mask}}
     if given["score_mod"] is not None:
         fields["core_attention_bias_type"] = "post_scale_bias"
-    return AttentionParams(
-        dtype=read_dtype(q.dtype),
-        qkv_layout="bhsd",
-        batch_size=q.shape[0],
-        num_heads=q.shape[1],
-        num_gqa_groups=k.shape[1],
-        max_seqlen_q=q.shape[2],
-        max_seqlen_kv=k.shape[2],
-        head_dim_qk=q.shape[3],
-        head_dim_v=v.shape[3],
-        is_training=_trains(q, k, v),
-        **fields,
-    )
+    sizes = {"batch_size": q.shape[0], "max_seqlen_q": q.shape[2], "max_seqlen_kv": k.shape[2]}
+    return _question((q, k, v), 1, qkv_layout="bhsd", **sizes, **fields)
 
 
 def watch_varlen(recorder: Recorder, call: WatchedCall) -> None:
@@ -257,25 +237,15 @@ def varlen_question(given: Arguments) -> AttentionParams:
     """A call of varlen_attn, q [tokens, h, d]; a window (-1, 0) is how it says causal."""
     q, k, v = given["query"], given["key"], given["value"]
     left, right = given.get("window_size", (-1, 0 if given.get("is_causal") else -1))
-    fields: dict[str, Any] = {}
-    if right == 0:
-        fields["attn_mask_type"] = "padding_causal_bottom_right"
-    else:
-        fields["attn_mask_type"] = "padding"
-    if left != -1 or right > 0:
-        fields["window_size"] = (left, right)
-    return AttentionParams(
-        dtype=read_dtype(q.dtype),
+    return _question(
+        (q, k, v),
+        1,
         qkv_layout="thd",
         batch_size=len(given["cu_seq_q"]) - 1,
-        num_heads=q.shape[1],
-        num_gqa_groups=k.shape[-2],
         max_seqlen_q=int(given["max_q"]),
         max_seqlen_kv=int(given["max_k"]),
-        head_dim_qk=q.shape[2],
-        head_dim_v=v.shape[-1],
-        is_training=_trains(q, k, v),
-        **fields,
+        attn_mask_type=read_mask_type("padding" if right else "padding_causal_bottom_right"),
+        **({"window_size": (left, right)} if left != -1 or right > 0 else {}),
     )
 
 
@@ -315,12 +285,13 @@ def watch_module(recorder: Recorder, call: WatchedCall) -> None:
     forward, candidate, notes = _way(inside, need_weights)
     seen = Seen("nn.MultiheadAttention", forward, candidate=candidate, notes=notes)
     if inside.found:
-        seen = seen._replace(materialised=inside.found[0].materialised)
-    try:
-        params = mha_question(module, query, key_, value, masks, causal)
-        seen = seen._replace(params=params, switches=as_words(set_here()))
-    except (InvalidInput, ValueError, IndexError, RuntimeError) as error:
-        seen = seen._replace(unread=in_words(error))
+        seen = seen._replace(materialised=tuple(inside.found[0].made))
+    seen = seen.asking(
+        lambda: {
+            "params": mha_question(module, query, key_, value, masks, causal),
+            "switches": as_words(set_here()),
+        }
+    )
     tally = recorder.file(place, seen, key)
     if module.training and module.dropout and not torch.is_grad_enabled():
         tally.extra["fix"] = forgotten_eval(seen.api)
@@ -427,13 +398,9 @@ def watch_layer(recorder: Recorder, call: WatchedCall) -> None:
         _LAYER,
         notes=("the fast path of evaluation: the whole layer is one operator",),
     )
-    try:
-        masks = call.argument(3, "src_key_padding_mask"), call.argument(2, "src_mask")
-        seen = seen._replace(
-            params=mha_question(module.self_attn, x, x, x, masks, call.argument(4, "is_causal", False))
-        )
-    except (InvalidInput, ValueError, IndexError, RuntimeError) as error:
-        seen = seen._replace(unread=in_words(error))
+    masks = call.argument(3, "src_key_padding_mask"), call.argument(2, "src_mask")
+    causal = call.argument(4, "is_causal", False)
+    seen = seen.asking(lambda: {"params": mha_question(module.self_attn, x, x, x, masks, causal)})
     recorder.file(place, seen, key)
 
 
@@ -460,10 +427,7 @@ def watch_te(recorder: Recorder, call: WatchedCall) -> None:
     chosen = _te_choice()
     forward, candidate = _te_kernel(chosen)
     seen = Seen("TransformerEngine", forward, candidate=candidate)
-    try:
-        seen = seen._replace(params=te_question(chosen.get("attention_params")))
-    except (InvalidInput, TypeError, ValueError, AttributeError) as error:
-        seen = seen._replace(unread=in_words(error))
+    seen = seen.asking(lambda: {"params": te_question(chosen.get("attention_params"))})
     recorder.follow(recorder.file(place, seen), out)
 
 
@@ -544,7 +508,11 @@ OBSERVER = Observer(
         Patch("torch.nn.modules.activation", "MultiheadAttention.forward", watch_module),
         Patch("torch.nn.modules.transformer", "TransformerEncoderLayer.forward", watch_layer),
         Patch("torch.nn.modules.transformer", "TransformerEncoder.forward", watch_encoder),
-        *(Patch(module, name, _flash(name, candidate)) for module, name, candidate in _FLASH),
+        *(
+            Patch(at, name, _flash(name, kernel))
+            for at, kernel in _FLASH_MODULES.items()
+            for name in _FLASH_NAMES
+        ),
         Patch("torch.nn.attention.flex_attention", "flex_attention", watch_flex),
         Patch("torch.nn.attention.varlen", "varlen_attn", watch_varlen),
         *(Patch(module, "DotProductAttention.forward", watch_te) for module in _TE_MODULES),

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from attnsel.diagnose.watching.record import Api, Materialised, Site
-from attnsel.errors import in_words, printable
+from attnsel.errors import InvalidInput, in_words, printable
 from attnsel.params import AttentionParams
 
 _C: Any = torch._C  # whose stubs leave out the state of torch functions
@@ -200,6 +200,16 @@ class Seen(NamedTuple):
     compiled: bool = False
     materialised: tuple[Materialised, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def asking(self, question: Callable[[], dict[str, Any]]) -> Seen:
+        """With what ``question`` says of the call, or why it says nothing."""
+        try:
+            return self._replace(**question())
+        except _UNSAID as error:
+            return self._replace(unread=in_words(error))
+
+
+_UNSAID = (InvalidInput, TypeError, ValueError, LookupError, AttributeError, RuntimeError)
 
 
 @dataclass(slots=True, eq=False)

@@ -208,11 +208,12 @@ def watch_sdpa(recorder: Recorder, call: WatchedCall) -> None:
     call.run(ran if mask is None or fits(mask, q, k, gqa) else None)
     operator = _operator(ran, empty=0 in (q.numel(), k.numel()))
     seen = Seen(api_of(place, "F.scaled_dot_product_attention"), operator.name, candidate=operator.candidate)
-    try:
-        params = question(q, k, v, mask, dropout, causal)
-        seen = seen._replace(params=params, switches=switches(q, k, gqa))
-    except (InvalidInput, TypeError) as error:
-        seen = seen._replace(unread=in_words(error))
+    seen = seen.asking(
+        lambda: {
+            "params": question(q, k, v, mask, dropout, causal),
+            "switches": switches(q, k, gqa),
+        }
+    )
     tally = recorder.file(place, seen, key)
     if dropout and not torch.is_grad_enabled():
         tally.extra["fix"] = forgotten_eval(seen.api)

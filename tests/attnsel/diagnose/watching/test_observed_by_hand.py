@@ -1,4 +1,4 @@
-"""Attention by hand and torch's modules, while a program is watched: found, counted, and left as they are."""
+"""Attention by hand, while a program is watched: found, counted, and left as it is."""
 
 from __future__ import annotations
 
@@ -62,36 +62,3 @@ def test_every_call_is_counted_and_nothing_changes(model):
     ]
     assert {one.bytes for one in site.materialised} == {2 * 4 * 16 * 16 * 4}
     assert "Block.forward" in site.where
-
-
-# ---- torch's modules --------------------------------------------------------------------------------
-
-
-def ways_of_mha():
-    torch.manual_seed(0)
-    x = torch.randn(2, 8, 32)
-    mha = nn.MultiheadAttention(32, 4, batch_first=True)
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True, dropout=0.1), 2)
-    results = [mha(x, x, x)[0], mha(x, x, x, need_weights=False)[0], encoder(x)]
-    sum(one.sum() for one in results).backward()
-    mha.eval(), encoder.eval()
-    with torch.no_grad():
-        results += [mha(x, x, x, need_weights=False)[0], encoder(x)]
-    return results
-
-
-def test_which_way_nn_multihead_attention_took():
-    plain = ways_of_mha()
-    with watch() as w:
-        watched = ways_of_mha()
-    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
-    assert [(s.forward, s.calls, s.backward_calls) for s in w.sites] == [
-        ("aten::bmm, aten::_softmax, aten::bmm", 1, 1),
-        ("aten::_scaled_dot_product_flash_attention_for_cpu", 1, 1),
-        ("aten::_scaled_dot_product_attention_math", 2, 2),
-        ("aten::_native_multi_head_attention", 1, 0),
-        ("aten::_transformer_encoder_layer_fwd", 2, 0),
-    ]
-    assert {s.api for s in w.sites} == {"nn.MultiheadAttention"}
-    assert "need_weights=False" in w.sites[0].fix
-    assert {s.params.num_heads for s in w.sites} == {4}

@@ -40,7 +40,7 @@ def test_a_replacement_gives_the_same_or_is_not_told(title: str, monkeypatch: py
         return
     code = told[0].fix.removeprefix("replace these lines: ").split("  #")[0]
     names |= {"self": SimpleNamespace(training=False), "causal_lower_right": causal_lower_right}
-    names |= {"flex_attention": tried._flex_attention, "create_block_mask": tried._block_mask}
+    names |= {"flex_attention": tried._beyond_sdpa, "create_block_mask": tried._block_mask}
     if "attnsel." in code:
         names |= {"attnsel": attnsel, **{name: names[name].transpose(1, 2) for name in "qkv"}}
     got, want = eval(code, names), eval(wanted[0] if wanted else "out", names)
