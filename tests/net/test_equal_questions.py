@@ -14,6 +14,7 @@ import pickle
 import typing
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +140,7 @@ POLICY: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "deterministic": ({}, False, True),
     "preview": ({}, False, True),
     "memory_limit": ({}, None, 1 << 30),
+    "figures": ({}, None, str(Path(__file__).parents[1] / "attnsel/cli/measured.csv")),
 }
 DESCRIBED: dict[str, Any] = {"device": environment().device}
 ENVIRONMENT: dict[str, tuple[dict[str, Any], Any, Any]] = {
