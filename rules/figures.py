@@ -118,16 +118,9 @@ def _nearest(
 def _runs(name: str, kernel: str) -> bool:
     """Whether a row is of a candidate, or of one that runs the same kernels."""
     of, other = CANDIDATES[name], CANDIDATES.get(kernel)
-    alike = (
-        other is not None
-        and of.efficiency
-        and (of.kernel_family, of.efficiency)
-        == (
-            other.kernel_family,
-            other.efficiency,
-        )
-    )
-    return name == kernel or bool(alike)
+    if name == kernel or other is None or not of.efficiency:
+        return name == kernel
+    return (of.kernel_family, of.efficiency) == (other.kernel_family, other.efficiency)
 
 
 def _distance(p: AttentionParams, shape: Row) -> float | None:

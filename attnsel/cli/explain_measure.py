@@ -63,7 +63,10 @@ def explain_measured(
         asked = Paragraph(f"{card_of(env)}: {' '.join(params_words(selection.params))}")
         answer = (asked,) if short else report_document(selection, sources).blocks
         published = tuple(worth(selection)) if short else ()
-        blocks = (*answer, *_blocks(measuring), Items(published), *_where(file))
+        blocks = [*answer, *_blocks(measuring), Items(published)]
+        if file is not None:
+            where = ("The rows are in ", Code(file), "; to follow them: ", Code(f"ATTNSEL_FIGURES={file}"))
+            blocks.append(Paragraph(where))
         return Document(tuple(block for block in blocks if block != Items(())))
 
     form.print(document, lambda: selection.as_dict() | {"measured": record(measuring, file)})
@@ -85,14 +88,6 @@ def record(measuring: Measuring, file: str | None) -> dict[str, Any]:
         "rows": measuring.rows(),
     }
     return stamped("measured", told)
-
-
-def _where(file: str | None) -> tuple[Block, ...]:
-    if file is None:
-        return ()
-    return (
-        Paragraph(("The rows are in ", Code(file), "; to follow them: ", Code(f"ATTNSEL_FIGURES={file}"))),
-    )
 
 
 def _blocks(measuring: Measuring) -> list[Block]:

@@ -261,22 +261,14 @@ def random_call(p: AttentionParams, device: torch.device) -> Call:
     else:
         tensors = [drawn(*lead(sq), h, d), drawn(*lead(skv), g, d), drawn(*lead(skv), g, e)]
     q, k, v = (t.requires_grad_(p.is_training) for t in tensors)
-    return Call(_static(p), q, k, v, _extras(p, device, drawn), current(), p.is_training)
-
-
-_STATIC = (
-    *("qkv_format", "attn_mask_type", "softcap", "attention_dropout", "softmax_type", "is_training"),
-    *("deterministic", "return_lse", "return_max_logit"),
-)
-
-
-def _static(p: AttentionParams) -> Any:
-    return config(
-        **{name: getattr(p, name) for name in _STATIC},
+    same = "qkv_format attn_mask_type softcap attention_dropout softmax_type is_training deterministic"
+    static = config(
+        **{name: getattr(p, name) for name in f"{same} return_lse return_max_logit".split()},
         bias_type=p.core_attention_bias_type,
         window_size=p.window_size if p.windowed else None,
         bottom_right_diagonal=None if p.causal else p.bottom_right_diagonal,
     )
+    return Call(static, q, k, v, _extras(p, device, drawn), current(), p.is_training)
 
 
 def _extras(p: AttentionParams, device: torch.device, drawn: Callable[..., Tensor]) -> Extras:

@@ -12,7 +12,6 @@ import math
 import os
 import platform
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -239,9 +238,11 @@ def append(path: Path, rows: Sequence[Row]) -> None:
         lines = (
             ",".join({**row, "pair": f"m{last + 1}"}.get(column, "") for column in COLUMNS) for row in rows
         )
-        handle, made = tempfile.mkstemp(dir=os.path.dirname(name), prefix=".figures-")
+        made = f"{name}.new"
         try:
-            with os.fdopen(handle, "wb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(made)  # of one that was killed
+            with open(made, "xb") as file:
                 file.write(content + "".join(f"{line}\n" for line in lines).encode())
                 file.flush()
                 os.fsync(file.fileno())

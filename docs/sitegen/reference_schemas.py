@@ -27,7 +27,7 @@ PATH = "reference/schemas.md"
 _TOP = """\
 # JSON
 
-The first key of each object is `schema`, such as `attnsel.selection/7`: a name and a version. Any change of a
+The first key of each object is `schema`, such as `attnsel.selection/8`: a name and a version. Any change of a
 shape, even a field more, raises the version. The document of an earlier version stays as it is.
 
 The documents are [JSON Schema](https://json-schema.org/draft/2020-12), to be had from here or from

@@ -293,6 +293,7 @@ def before_digests(changed: Iterable[Question]) -> Record:
 NOT_REACHED = {
     "RUNTIME001": "speaks of what a kernel said when it ran",
     "RUNTIME002": "speaks of the numbers that a kernel gave",
+    "PREF016": "follows a file of measurements",
     "HINT009": "is seen in the values of a mask",
     "HINT012": "is seen in the values of slopes",
 }

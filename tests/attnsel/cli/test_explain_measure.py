@@ -109,7 +109,7 @@ def test_measuring_writes_rows_that_the_choice_follows_and_a_full_disk_loses_non
     assert main(words) == 74
     assert f"{file}: No space left" in capsys.readouterr().err
     assert file.read_bytes() == before
-    assert not list(tmp_path.glob(".figures-*"))
+    assert not list(tmp_path.glob("*.new"))
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
