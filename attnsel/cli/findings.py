@@ -118,9 +118,7 @@ def _plugins(machine: ProbedMachine) -> Iterator[Finding]:
 def _torch(machine: ProbedMachine) -> Iterator[Finding]:
     probe, triton = machine.probes["torch"], machine.probes["triton"]
     if probe.installed is None:
-        yield Finding(
-            "note", "torch is not installed: attnsel can plan here, not run", "pip install 'attnsel[torch]'"
-        )
+        yield Finding("note", "torch is not installed: attnsel can plan here, not run", "pip install torch")
         return
     version = read_version(probe.installed)
     oldest = ".".join(map(str, OLDEST_TORCH))
