@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os as _os
+import sys as _sys
 
 # In a checkout rules/ and backends/ stand beside this folder; installed, they are inside it.
 _root = _os.path.dirname(_os.path.dirname(_os.path.abspath(__file__)))
@@ -84,7 +85,11 @@ __all__ = [
     "plan",
     "recommend",
     "select",
+    "settings",
 ]
+# What runs attention: import * gives it where it can be imported. Looking costs what a few stats do.
+if any(_os.path.isdir(_os.path.join(place, "torch")) for place in _sys.path):
+    __all__ += [name for names in _NEEDS_TORCH.values() for name in names]
 
 
 def __getattr__(name: str) -> _Any:
@@ -102,7 +107,7 @@ def __getattr__(name: str) -> _Any:
         if error.name != "torch" or module not in _NEEDS_TORCH:
             raise
         raise ImportError(
-            f"attnsel.{name} runs attention and needs PyTorch: pip install 'attnsel[torch]'. "
+            f"attnsel.{name} runs attention and needs PyTorch: pip install torch. "
             "Planning (attnsel.select, the attnsel command) works without it."
         ) from error
 

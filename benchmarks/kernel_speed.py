@@ -31,7 +31,7 @@ from rich.table import Table
 try:
     import torch
 except ModuleNotFoundError:
-    sys.exit("benchmarks/kernel_speed.py needs torch: pip install 'attnsel[torch]'")
+    sys.exit("benchmarks/kernel_speed.py needs torch: pip install torch")
 
 from attnsel import Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES

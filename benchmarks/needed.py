@@ -18,7 +18,7 @@ def missing() -> str:
     lacking = [name for name in NEEDED if find_spec(name) is None]
     if not lacking:
         return ""
-    return f"not all that it needs is installed: pip install {' '.join(lacking)}, or 'attnsel[prove]' for all"
+    return f"not all that it needs is installed: pip install {' '.join(lacking)}"
 
 
 def shortcomings() -> list[str]:

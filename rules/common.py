@@ -25,7 +25,7 @@ def torch_installed(p: AttentionParams, env: Environment) -> None:
 
     Why: attnsel's kernels take and return torch tensors; planning alone needs no torch. What an older PyTorch
     than 2.2 runs is not known, so nothing is said of one that is installed here, and none can be described.
-    Fix: pip install 'attnsel[torch]'.
+    Fix: pip install torch.
     Source: attnsel's pyproject.toml.
     """
 
@@ -61,7 +61,7 @@ def triton_installed(p: AttentionParams, env: Environment) -> None:
     """Triton must be installed to compile attnsel's own kernels.
 
     Why: the CPU builds of PyTorch do not bring it; the CUDA builds on Linux do.
-    Fix: pip install 'attnsel[triton]'.
+    Fix: pip install triton.
     Source: Requires-Dist of the torch wheels on PyPI, 2.2 to 2.14.
     """
 
@@ -93,7 +93,7 @@ def cudnn_frontend_installed(p: AttentionParams, env: Environment) -> None:
     """nvidia-cudnn-frontend must be installed: graphs are built through it.
 
     Why: attnsel describes attention to cuDNN as a graph; the frontend is its Python interface.
-    Fix: pip install 'attnsel[cudnn]'.
+    Fix: pip install 'nvidia-cudnn-frontend<1.29'.
     Source: attnsel's pyproject.toml; frontend releases 1.20 to 1.28 honour a described device.
     """
 

@@ -42,9 +42,7 @@ def test_a_public_name_is_where_type_checkers_see_it():
     ]
     seen = {alias.name: node.module for node in imports for alias in node.names}
     assert seen == {**attnsel._HOME, "__version__": "attnsel._version"}
-    assert set(attnsel.__all__) == {
-        name for name in seen if attnsel._HOME.get(name) not in attnsel._NEEDS_TORCH
-    }
+    assert set(attnsel.__all__) == {*seen, "settings"}
     assert all(getattr(attnsel, name) is not None for name in attnsel.__all__)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from attnsel.base.suggestions import suggestion
+from attnsel.base.suggestions import suggestion, with_meant
 from attnsel.errors import InvalidInput, short
 
 M = TypeVar("M", bound="FrozenModel")
@@ -61,6 +61,7 @@ def invalid_input(error: ValidationError, known: Iterable[str] = ()) -> InvalidI
         allowed = "there is no such field" + (f": {meant}" if meant else "")
     if first["msg"].startswith("Input should be "):
         allowed = f"must be {allowed}"
+    allowed = with_meant(field, value, allowed)
     invalid = InvalidInput(field, value, allowed)
     if len(problems) > 1:
         others = ", ".join(sorted({".".join(str(part) for part in p["loc"]) for p in problems[1:]}))

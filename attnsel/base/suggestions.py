@@ -7,6 +7,7 @@ and an error is on its way, never before.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from inspect import signature
@@ -15,15 +16,16 @@ from typing import Any, NamedTuple
 from attnsel.base.rows import read_rows
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def other_names(place: str) -> dict[str, str]:
     """By a name of ours what other libraries and tools call it: the rows of ``data/meant.csv`` about a
-    ``field``, an ``argument`` or a ``candidate``."""
+    ``field``, an ``argument`` or a ``candidate``, or about the values of one field."""
     return {row["name"]: row["words"] for row in read_rows("attnsel.base", "meant") if row["place"] == place}
 
 
 class _Said(NamedTuple):
-    """A row of ``data/said.csv``: what to ``write`` for any of ``names`` where ``argument`` exists."""
+    """A row of ``data/said.csv``: what to ``write`` for any of ``names`` where ``argument`` exists, or as the
+    value of ``argument=``."""
 
     names: str
     argument: str
@@ -52,6 +54,24 @@ def candidate_suggestion(name: str, known: Iterable[str]) -> str:
     """``suggestion`` for the name of a candidate."""
     meant = near(name.casefold().replace("-", "_"), known, other_names("candidate"))
     return "" if meant is None else f"did you mean {meant}?"
+
+
+_VALUES = re.compile(r"(?:must be one of |allowed: |must be (?='))(.+)")
+
+
+def with_meant(field: str, value: object, allowed: str) -> str:
+    """``allowed``, a sentence that may list values of a field, with the one that was meant by ``value``."""
+    listed = _VALUES.search(allowed)
+    if listed is None or not isinstance(value, str):
+        return allowed
+    word = value.casefold().replace("-", "_")
+    for row in said():
+        if word in row.names.split() and row.argument == f"{field}=":
+            meant = f"did you mean {row.write}? " if row.write else ""
+            return f"{allowed}; {meant}{row.why}"
+    known = re.findall(r"[\w.+-]{2,}", listed[1])
+    found = near(word, known, other_names(field))
+    return allowed if found is None else f"{allowed}; did you mean {found}?"
 
 
 def near(word: str, known: Iterable[str], *tables: dict[str, str]) -> str | None:

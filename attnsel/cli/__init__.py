@@ -18,6 +18,7 @@ from attnsel.cli.output import (
     INTERRUPTED,
     complain,
     discard_output,
+    only_what_it_can,
     output_failed,
     plain_warnings,
     settle_width,
@@ -71,7 +72,8 @@ def build_app(argv: Sequence[str], every_flag: bool = True) -> App:
         named = name in argv[:1]
         command = target if every_flag or not named else _with_flags_of(target, argv)
         # Beside a command's own page the summary would replace its docstring.
-        app.command(command, name=name, help=None if named else summary, sort_key=place)
+        about = getattr(command, "help", None) if named else summary
+        app.command(command, name=name, help=about, sort_key=place)
     return app
 
 
@@ -96,7 +98,9 @@ def _call(words: list[str]) -> Any:
 
     try:
         try:
-            return call(every_flag="--help" in words or "-h" in words)
+            every = "--help-all" in words
+            words = [word.replace("--help-all", "--help") if every else word for word in words]
+            return call(every)
         except CycloptsError:  # nothing was done yet, and a flag that is meant may be among the others
             return call(every_flag=True)
     except (CycloptsError, InvalidInput) as error:
@@ -120,10 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("standard output is closed: nothing can be written")
         return CANNOT_WRITE
     for stream in () if runs else (sys.stdout, sys.stderr):  # a program's are its own, also when it ends
-        if not (getattr(stream, "encoding", None) or "").lower().startswith("utf"):
-            reconfigure = getattr(stream, "reconfigure", None)
-            if reconfigure is not None:
-                reconfigure(errors="replace")
+        only_what_it_can(stream)
     try:
         if runs:
             from attnsel.cli.program import WITH_VALUE, own_words

@@ -47,8 +47,8 @@ FromLog = Annotated[
         name="--from-log",
         group=THE_CALL,
         allow_leading_hyphen=True,
-        help="a log or an error to explain: what TransformerEngine, PyTorch, flash-attn, vLLM and others say "
-        "of attention; - reads standard input; flags state what it does not, and win over it",
+        help="a log or an error to explain; - reads standard input; flags state what it does not, and win "
+        "over it",
     ),
 ]
 
@@ -91,7 +91,7 @@ def explain(
             help="with --measure: rows are appended to it; ~/.cache/attnsel/figures.csv if left out",
         ),
     ] = None,
-    short: Annotated[bool, yes_or_no("twelve lines at most; of a log the verdicts", group=OUTPUT)] = False,
+    short: Annotated[bool, yes_or_no("one screen; of a log the verdicts", group=OUTPUT)] = False,
     form: Form = TEXT,
 ) -> int:
     """Which attention kernel runs this call, why each of the others cannot, and how to get it.
@@ -120,8 +120,9 @@ def explain(
     --ask-library also library (judge, cudnn, cudnn_frontend, supported, rules, agree, answers, notes; or
     missing and message), with --cp-size also context_parallel (planned_for, exchanges, estimated_on).
 
-    --from-log FILE explains what a log or a pasted error says of attention instead (docs/how-to/logs.md):
-    for each call in it what happened, why, and what helps. --json then has calls and machine.
+    --from-log FILE explains what a log or a pasted error of TransformerEngine, PyTorch, flash-attn, vLLM or
+    others says of attention instead (docs/how-to/logs.md): for each call in it what happened, why, and what
+    helps. --json then has calls and machine.
 
     --model NAME|FILE|FOLDER answers for every kind of attention in a model, in training, prefill and decode
     (docs/how-to/models.md), at --batch and --seqlen. --json then has calls, other, kv_cache_bytes and fixes.

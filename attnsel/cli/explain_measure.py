@@ -31,8 +31,9 @@ def explain_measured(
     question: Question, budget: float, out: Path | None, short: bool, sources: bool, form: Form
 ) -> int:
     """Raises InvalidInput before anything is run."""
-    if question.environment is not None or question.machine:
-        flag = "env" if question.environment is not None else next(iter(question.machine))
+    place = question.place
+    if place.environment is not None or place.changes:
+        flag = "env" if place.environment is not None else next(iter(place.changes))
         raise InvalidInput(flag_name(flag), None, "says nothing with --measure: it is about this machine")
     if not 0 < budget < math.inf:
         raise InvalidInput("--budget", budget, "must be a positive number of seconds")

@@ -138,7 +138,7 @@ def _torch(machine: ProbedMachine) -> Iterator[Finding]:
         yield Finding(
             "DOCTOR008",
             "torch is not installed: attnsel can plan here, not run",
-            "pip install 'attnsel[torch]'",
+            "pip install torch",
         )
         return
     version = read_version(probe.installed)

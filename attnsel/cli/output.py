@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 import shutil
 import signal
 import sys
@@ -42,16 +44,34 @@ _STYLES = {
     "attnsel.warning": "yellow",
 }
 _PATTERNS = (
-    r"(?m)^ +1 [✔?] (?P<chosen>\S+)",
+    r"(?m)^ +1 [✔?~] (?P<chosen>\S+)",
     r"(?P<yes>✔)",
     r"(?P<no>✖)",
-    r"(?<!\S)(?P<unknown>\?)(?!\S)",
+    r"(?<!\S)(?P<unknown>[?~])(?!\S)",
     r"(?P<unknown>[◐▷◁△])",
     r"\b(?P<code>[A-Z]{2,}\d{3})\b",
     r"(?P<quiet>\[(?:library|compiler|source|documented|reported|measured|policy|runtime)\])",
     r"(?P<quiet>· placed by )",
     r"(?m)^(?P<warning>! .*)$",
 )
+
+
+_IN_ASCII = dict(zip("✔✖◐▷◁△–—─·×↓µ→≥≤≠…", (*"+x%><^----xvu", "->", ">=", "<=", "!=", "..."), strict=True))
+
+
+def only_what_it_can(stream: Any) -> None:
+    """A stream that is not UTF-8 shows marks that still differ, and ``?`` for what has no likeness."""
+    if not (getattr(stream, "encoding", None) or "").lower().startswith("utf"):
+
+        def alike(error: UnicodeError) -> tuple[str, int]:
+            assert isinstance(error, UnicodeEncodeError)
+            return "".join(
+                _IN_ASCII.get(one, "?") for one in error.object[error.start : error.end]
+            ), error.end
+
+        codecs.register_error("attnsel", alike)
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="attnsel")
 
 
 def on_terminal() -> bool:
@@ -112,6 +132,8 @@ def unwound() -> Iterator[None]:
 def print_text(text: str) -> None:
     """Print a finished text, with colours only for a person."""
     text = "\n".join(map(printable, text.split("\n")))
+    if getattr(sys.stdout, "errors", None) == "attnsel":  # where "?" is what has no likeness
+        text = re.sub(r"(?<!\S)\?(?!\S)", "~", text)
     if not on_terminal():
         print(text)
         return

@@ -203,8 +203,9 @@ def run(
     *arguments: Argument,
     module: IsModule = False,
     force: Annotated[bool, yes_or_no("also over a flash_attn that works here")] = False,
+    flash_attn: Annotated[bool, yes_or_no("beside --sdpa: take the name flash_attn as well")] = False,
     sdpa: Annotated[
-        bool, yes_or_no("also put attnsel in place of torch.nn.functional.scaled_dot_product_attention")
+        bool, yes_or_no("put attnsel in place of torch.nn.functional.scaled_dot_product_attention instead")
     ] = False,
     transformers: Annotated[
         bool,
@@ -225,8 +226,11 @@ def run(
         attnsel run -m package.train --lr 3e-4
         torchrun --nproc-per-node 2 -m attnsel run train.py
 
-    --sdpa and --transformers do more: torch.nn.functional.scaled_dot_product_attention is attnsel's until the
-    program ends, and models of transformers load attn_implementation="attnsel" or "flash_attention_2".
+    With --sdpa it is torch.nn.functional.scaled_dot_product_attention that is attnsel's until the program
+    ends, and not flash_attn; --flash-attn takes that name beside it. With --transformers models of
+    transformers load attn_implementation="attnsel" or "flash_attention_2", which is flash_attn's.
+
+    When the program has ended, a line says which kernels ran.
 
     Processes that the program makes through multiprocessing have all of it too; other programs that it starts
     do not.
@@ -237,7 +241,10 @@ def run(
     try:
         from attnsel.integrations import program as other_libraries  # needs torch
 
-        done = other_libraries.put_in_place(force=force, sdpa=sdpa, transformers=transformers)
+        flash = flash_attn or force or transformers or not sdpa
+        done = other_libraries.put_in_place(
+            flash_attn=flash, force=force, sdpa=sdpa, transformers=transformers
+        )
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
@@ -249,6 +256,8 @@ def run(
         return execute(program, module)
     finally:
         other_libraries.put_back(sdpa=sdpa, transformers=transformers)
+        if done and not quiet:
+            complain(other_libraries.what_ran())
 
 
 # ---- ``attnsel watch``: an unmodified program, and what attention it runs ------------------------------

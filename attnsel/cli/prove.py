@@ -37,7 +37,7 @@ def prove(
 ) -> int:
     """Run attnsel's GPU tests on this card, then its kernel benchmark, and write one JSON file.
 
-    It needs no checkout: pip install 'attnsel[prove]' brings what it uses. Tests run side by side; one that
+    It needs no checkout, but pytest, numpy and hypothesis beside torch. Tests run side by side; one that
     fails runs a second time, alone, and both outcomes are kept. The file is written all the while, so that
     Ctrl-C, or the end of the budget, leaves what was done. Whoever contributes it to attnsel makes the
     features whose tests passed *proven* on that architecture: their first call is then no longer compared.

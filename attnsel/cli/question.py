@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from attnsel import settings
-from attnsel.base.suggestions import suggestion
+from attnsel.base.suggestions import suggestion, with_meant
 from attnsel.cli.flags import (
     FLAGS,
     OTHER,
@@ -417,20 +417,37 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
 
     def with_flags_of(words: Sequence[str]) -> Callable[..., int]:
         """The command without those flags of a question that ``words`` do not name: there are a hundred, and
-        making all of them ready takes cyclopts longer than the answer takes."""
+        making all of them ready takes cyclopts longer than the answer takes. For ``explain --help`` those
+        that people use most, and the first and the last of what it says."""
         named = {word.partition("=")[0] for word in words}
-        absent = {
-            flag.parameter.name
-            for flag in (*SHORTHANDS, *FLAGS)
-            if named.isdisjoint((*flag.names, flag.negative))
+        asked = {
+            flag.parameter.name for flag in (*SHORTHANDS, *FLAGS) if named & {*flag.names, flag.negative}
         }
+        asked |= signature.parameters.keys() - {flag.parameter.name for flag in (*SHORTHANDS, *FLAGS)}
         fewer = functools.update_wrapper(functools.partial(run), run)
-        kept = [one for one in signature.parameters.values() if one.name not in absent]
+        if named & {"--help", "-h"}:
+            asked = set(signature.parameters)
+            if run.__name__ == "explain":
+                first, *_, last = inspect.cleandoc(run.__doc__ or "").split("\n\n")
+                fewer.help = "\n\n".join((first, _HELP_ALL, last))  # type: ignore[attr-defined]
+                asked = set(_IN_BRIEF.split())
+        kept = [one for one in signature.parameters.values() if one.name in asked]
         fewer.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
         return fewer
 
     run.with_flags_of = with_flags_of  # type: ignore[attr-defined]
     return run
+
+
+_IN_BRIEF = (
+    "machine_gpu machine_cudnn machine_torch params_num_heads params_num_gqa_groups shorthand_head_dim "
+    "shorthand_seqlen params_dtype params_attn_mask_type params_is_training model from_log as_ short form"
+)
+"""Parameters whose flags ``--help`` shows."""
+
+_HELP_ALL = (
+    "--help-all shows every flag: --as torch|te|transformers, masks, layouts, FP8, policies, many ranks."
+)
 
 
 def _question(
@@ -486,7 +503,8 @@ def with_recipe(fields: Mapping[str, Any]) -> dict[str, Any]:
     kind = fields.pop("fp8_recipe", None)
     if kind is not None:
         if kind not in KINDS:
-            raise InvalidInput("fp8_recipe", kind, f"must be one of {', '.join(KINDS)}")
+            allowed = with_meant("fp8_recipe", kind, f"must be one of {', '.join(KINDS)}")
+            raise InvalidInput("fp8_recipe", kind, allowed)
         fields |= {"fp8": True, "fp8_meta": {"recipe": {"kind": kind, "fp8_dpa": True}}}
     return fields
 
@@ -559,7 +577,8 @@ def asked_of(dispatcher: str | None, switches: Sequence[str] | None) -> Chooser:
             raise InvalidInput("--switch", switches[0], "says nothing without --as")
         return Chooser(None)
     if dispatcher not in DISPATCHERS:
-        raise InvalidInput("--as", dispatcher, f"allowed: {', '.join(DISPATCHERS)}")
+        allowed = with_meant("dispatcher", dispatcher, f"allowed: {', '.join(DISPATCHERS)}")
+        raise InvalidInput("--as", dispatcher, allowed)
     pairs: dict[str, str] = {}
     for text in switches or ():
         name, equals, value = text.partition("=")

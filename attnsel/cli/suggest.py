@@ -48,7 +48,6 @@ _CHANGES_NOTHING = {
     "scale": "the scale of the scores decides nothing, so there is no flag for it",
     "sm-scale": "the scale of the scores decides nothing, so there is no flag for it",
     "scaling-factor": "the scale of the scores decides nothing, so there is no flag for it",
-    "model": "models are not known by name; say --heads, --kv-heads and --head-dim from its config.json",
     "hidden-size": "say --heads and --head-dim, whose product it is",
     "tp-size": "a rank of tensor parallelism runs heads / tp_size: say --heads and --kv-heads of one rank",
     "tensor-parallel-size": "say --heads and --kv-heads of one rank, each divided by it",
@@ -97,7 +96,7 @@ def unknown_flag(error: UnknownOptionError, command: str, known: Iterable[str]) 
         return f"{said}: {_CHANGES_NOTHING[bare]}"
     meant = meant_flag(name, known)
     if meant is None:
-        return f"{said}; attnsel {command} --help shows every flag"
+        return f"{said}; attnsel {command} --help-all shows every flag"
     return f"{said}. Did you mean {meant}?"
 
 

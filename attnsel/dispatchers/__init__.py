@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, get_args
 
-from attnsel.base.suggestions import near
+from attnsel.base.suggestions import near, with_meant
 from attnsel.dispatchers.known_bugs import known_bugs
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.environment.read import newest_read, unread_release
@@ -85,7 +85,8 @@ def _dispatched(
 
 def _module(dispatcher: str) -> Any:
     if dispatcher not in DISPATCHERS:
-        raise InvalidInput("dispatcher", dispatcher, f"allowed: {', '.join(DISPATCHERS)}")
+        allowed = with_meant("dispatcher", dispatcher, f"allowed: {', '.join(DISPATCHERS)}")
+        raise InvalidInput("dispatcher", dispatcher, allowed)
     return importlib.import_module(f"attnsel.dispatchers.{dispatcher}")
 
 

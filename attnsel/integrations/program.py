@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -15,8 +16,8 @@ from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.f_sdpa import shim as f_sdpa
 from attnsel.flash_attn import __version__, shim
-from attnsel.flash_attn import shim as flash_attn
 from attnsel.runtime.call import constant_when_traced
+from attnsel.runtime.dispatch import carried_out
 from attnsel.settings import current
 
 # --------------------------------------------------------------------------------------------------------
@@ -162,24 +163,33 @@ def _set_item(owner: dict[str, Any], name: str, value: Any) -> None:
 _TRANSFORMERS = "attnsel.integrations.transformers"
 
 
-def put_in_place(*, force: bool, sdpa: bool, transformers: bool) -> str:
+def put_in_place(*, flash_attn: bool, force: bool, sdpa: bool, transformers: bool) -> str:
     """Put attnsel under the name flash_attn and wherever else was asked for; says what was done.
 
     The sentence is empty on ranks that do not log. Raises ModuleNotFoundError without transformers.
     """
-    installed = flash_attn.install(force=force)
-    message = str(installed or "flash_attn is the real package: it works here")
+    done = []
+    if flash_attn:
+        done = [str(shim.install(force=force) or "flash_attn is the real package: it works here")]
     if sdpa:
         f_sdpa.install()
-        message += "; F.scaled_dot_product_attention is attnsel's"
+        done.append("F.scaled_dot_product_attention is attnsel's")
     if transformers:
         from attnsel.integrations.transformers import register  # needs transformers, which takes seconds
 
         first_in_children(_TRANSFORMERS, f"from {_TRANSFORMERS} import register; register()")
-        message += f'; transformers knows attn_implementation="{register()}"'
-        if installed:
-            message += f' and loads "{resolve()}" on attnsel\'s functions'
-    return message if is_logging_rank(current()) else ""
+        done.append(f'transformers knows attn_implementation="{register()}"')
+        if shim.is_installed():
+            done[-1] += f' and loads "{resolve()}" on attnsel\'s functions'
+    return "; ".join(done) if is_logging_rank(current()) else ""
+
+
+def what_ran() -> str:
+    """The kernels of this process's calls, those of most different calls first."""
+    counted = Counter(selection.backend for selection in carried_out()).most_common()
+    if not counted:
+        return "no attention of this process came to attnsel"
+    return "ran " + ", ".join(f"{name} ({n} different call{'s' * (n > 1)})" for name, n in counted)
 
 
 def put_back(*, sdpa: bool, transformers: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import COMPONENT_NAMES
+from attnsel.environment.versions import component_name
 from attnsel.errors import printable
 from attnsel.report.document import (
     MARK,
@@ -48,12 +49,14 @@ if TYPE_CHECKING:
     from attnsel.selection.assumed import Assumption
     from attnsel.selection.unlock import Unlock
     from attnsel.selection.view import SelectionView
+    from attnsel.verdicts.dispatch import Offer
     from attnsel.verdicts.reasons import Adaptation, Candidate, Reason
 
 
-def verdict(selection: SelectionView) -> str:
-    """What runs, and the one thing that keeps a better candidate from running."""
-    better = better_way(selection)
+def verdict(selection: SelectionView, elsewhere: bool = True) -> str:
+    """What runs, and the one thing that keeps a better candidate from running. ``elsewhere``: also another
+    GPU, where nothing else is fast."""
+    better = better_way(selection, elsewhere)
     chosen = selection.chosen
     if chosen is None:
         text = "Nothing runs this call"
@@ -62,13 +65,13 @@ def verdict(selection: SelectionView) -> str:
             text = f"{selection.policy.backend} cannot run this call ({codes}), and no other is allowed"
         nearest = better or next(iter(selection.unlocks), None)
         return f"{text}." if nearest is None else f"{text}. To get {nearest.candidate}: {nearest.change}."
-    elsewhere = chosen.plan_only == BY_F_SDPA
-    text = _f_sdpa_runs(selection, chosen) if elsewhere else f"{chosen.name} {verb(chosen)}"
+    by_f_sdpa = chosen.plan_only == BY_F_SDPA
+    text = _f_sdpa_runs(selection, chosen) if by_f_sdpa else f"{chosen.name} {verb(chosen)}"
     if CANDIDATES[chosen.name].last_resort and on_gpu(selection.environment):
         text += " slowly"
     if chosen.adaptations:
         changes = ", ".join(made.text for made in chosen.adaptations)
-        text += f" if the caller {changes}" if elsewhere else f" and {changes} on every call"
+        text += f" if the caller {changes}" if by_f_sdpa else f" and {changes} on every call"
     if not chosen.eligible:
         text += ": nobody has checked"
     text += known_bug_words((bug.code, bug.rule.title) for bug in selection.known_bugs)
@@ -107,11 +110,20 @@ def verb(candidate: Candidate) -> str:
     return "runs" if candidate.eligible else "may run"
 
 
-def better_way(selection: SelectionView) -> Unlock | None:
+def easily_taken_for(ours: str, offers: Iterable[Offer]) -> str:
+    """Behind "does not have cudnn": which of the other library's own kernels has nearly that name."""
+    library = CANDIDATES[ours].library
+    theirs = (name for offer in offers if (name := offer.candidate) and CANDIDATES[name].library == library)
+    alike = next(theirs, None) if library else None
+    return f": its own kernel of {component_name(library)} is {alike}" if alike else ""
+
+
+def better_way(selection: SelectionView, elsewhere: bool = True) -> Unlock | None:
     """The cheapest change by which another candidate would be first; another GPU only where nothing else is
-    fast."""
+    fast, and with ``elsewhere``."""
     chosen = selection.chosen
-    out = {"risk"} if chosen is None or CANDIDATES[chosen.name].last_resort else {"risk", "hardware"}
+    slow = chosen is None or CANDIDATES[chosen.name].last_resort
+    out = {"risk"} if slow and elsewhere else {"risk", "hardware"}
     return next((u for u in selection.unlocks if u.rank == 1 and u.effect not in out), None)
 
 
@@ -226,17 +238,18 @@ _BESIDE_PROOF = ("PREF011", "PREF012", "PREF013")  # said of what is unproven to
 def runs(selection: SelectionView) -> Iterator[Item]:
     for place, c in enumerate(selection.ranked, 1):
         changes = tuple(_adaptation(made, selection.params) for made in c.adaptations)
-        yield Item(runs_text(c, selection), MARK[c.verdict], place, Code(c.name), more=changes)
+        yield Item(" · ".join(runs_notes(c, selection)), MARK[c.verdict], place, Code(c.name), more=changes)
 
 
-def runs_text(candidate: Candidate, selection: SelectionView) -> str:
+def runs_notes(candidate: Candidate, selection: SelectionView, memory: bool = True) -> list[str]:
+    """What it does, and what is to be known of it: the ``memory`` it takes, its proof, its place."""
     record, env = CANDIDATES[candidate.name], selection.environment
     notes = [verb(candidate)]
     if record.last_resort and on_gpu(env):
         notes[0] += ", slow"
     if not candidate.eligible:
         notes[0] += ": nobody has checked"
-    own = memory_parts(candidate.name, selection.params, env)
+    own = memory_parts(candidate.name, selection.params, env) if memory else ()
     notes += [f"{size(amount)} of {what}" for what, amount in own]
     if candidate.unproven:
         parts = unproven_parts(record, selection.params, env.target)
@@ -247,7 +260,7 @@ def runs_text(candidate: Candidate, selection: SelectionView) -> str:
         assert isinstance(page, Placing)
         if not candidate.unproven or page.code in _BESIDE_PROOF or isinstance(page, Lead):
             notes.append(page.short)
-    return " · ".join(notes)
+    return notes
 
 
 def unproven_words(candidate: Candidate) -> str:

@@ -85,10 +85,9 @@ def codes(part: Any) -> Iterator[str]:
 
 
 class Paragraph(NamedTuple):
-    """A text. ``most``: lines on a terminal at most; 0 for all."""
+    """A text."""
 
     text: Inline
-    most: int = 0
 
 
 class Item(NamedTuple):
@@ -96,7 +95,7 @@ class Item(NamedTuple):
 
     number: its place; "–" or " " for one that has none below others that have. mark: one sign before it.
     label: whom it is about. text, more: what is said, each of ``more`` on lines of its own. tag: what kind of
-    statement it is. below: blocks that belong to it. most: as of a paragraph.
+    statement it is. below: blocks that belong to it.
     """
 
     text: Inline = ""
@@ -106,7 +105,6 @@ class Item(NamedTuple):
     tag: Inline = ""
     more: tuple[Inline, ...] = ()
     below: tuple[Block, ...] = ()
-    most: int = 0
 
 
 class Items(NamedTuple):

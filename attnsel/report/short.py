@@ -11,16 +11,18 @@ from attnsel.report.answer import (
     absent_packages,
     answer_document,
     assumption_words,
+    better_way,
+    easily_taken_for,
     hints,
     known_bug_words,
     names,
     needing_gpu,
     presumed,
-    runs_text,
+    runs_notes,
     source,
+    to_paste,
     verdict,
     warnings,
-    worth_showing,
 )
 from attnsel.report.document import (
     MARK,
@@ -38,20 +40,23 @@ from attnsel.report.document import (
     Strong,
     joined,
 )
+from attnsel.report.text import to_text
 from attnsel.report.words import clause_words, environment_words, figure_record, params_words
 
 if TYPE_CHECKING:
+    from attnsel.selection.unlock import Unlock
     from attnsel.selection.view import SelectionView
     from attnsel.verdicts.dispatch import Dispatch, Offer, Refusal
     from attnsel.verdicts.reasons import Candidate
 
 
-# Lines; what is newer than anything read and an assumption take theirs from the candidates'.
-_SENTENCE, _CANDIDATES, _NEWER, _ASSUMPTION, _WAY = 2, 8, 2, 2, 2
+_LINES = 12  # of 80 columns
+_MOST = 2  # lines of a reason; where the message takes more, its rule's title says it
 
 
 def short_document(selection: SelectionView) -> Document:
-    """At most twelve lines of text. What does not fit is cut with an ellipsis: the whole report has it."""
+    """One screen: twelve lines, and more only for what is newer than anything read or was assumed. Nothing is
+    cut within a sentence: what has no room is left to the whole report."""
     if selection.dispatched is None:
         return Document((_screen(selection, _newer(selection)),))
     return Document((Screen((*_dispatched_blocks(selection), Paragraph("attnsel:"), _screen(selection))),))
@@ -59,14 +64,25 @@ def short_document(selection: SelectionView) -> Document:
 
 def _screen(selection: SelectionView, newer: tuple[Item, ...] = ()) -> Screen:
     """attnsel's own answer."""
-    # Beside two sentences about what is newer there is no room for an assumption.
-    asked = selection.assumptions[:1] if len(newer) < 2 else ()
-    assumed = [Item(assumption_words(one), "?", " ", most=_ASSUMPTION) for one in asked]
-    notes = [note._replace(most=1) for note in (*presumed(selection), *hints(selection))[:1]]
-    room = _CANDIDATES - _ASSUMPTION * len(assumed) - len(notes) - _NEWER * len(newer)
-    listed = Items((*_candidates(selection, room), *assumed))
-    sentence = Paragraph(Strong(verdict(selection)), most=_SENTENCE)
-    return Screen((sentence, *newer, listed, *notes, *_first_way(selection)))
+    above: tuple[Block, ...] = (
+        Paragraph(Strong(verdict(selection, elsewhere=selection.chosen is None))),
+        *newer,
+    )
+    rests = [word[:-1] for word in environment_words(selection.environment) if word.endswith("*")]
+    below: tuple[Block, ...] = (
+        *(Item(assumption_words(one), "?", " ") for one in selection.assumptions[:1]),
+        *warnings(selection.environment, ()),
+        *(*presumed(selection), *hints(selection))[:1],
+        *_way(selection),
+        *([Item(", ".join(rests), label="Assumed")] if rests else ()),
+    )
+    room = _LINES - _height(*above, *below)
+    return Screen((*above, Items(tuple(_candidates(selection, room))), *below))
+
+
+def _height(*blocks: Block) -> int:
+    """The lines of blocks on a screen of 80 columns."""
+    return len(to_text(Document((Screen(blocks),))).split("\n")) if blocks else 0
 
 
 def _newer(selection: SelectionView) -> tuple[Item, ...]:
@@ -76,45 +92,54 @@ def _newer(selection: SelectionView) -> tuple[Item, ...]:
         rest = selection.unread[1:]
         answered = (f"{one.what} {one.value} as {one.read_as} ({one.on})" for one in rest)
         texts[1:] = [f"so are {', '.join(answered)}"]
-    return tuple(Item(f"{text}.", "!", " ", most=_NEWER) for text in texts)
+    return tuple(Item(f"{text}.", "!", " ") for text in texts)
+
+
+_OTHERS = {"eligible": "also run", "unknown": "nobody has checked", "refused": "refused"}
 
 
 def _candidates(selection: SelectionView, room: int) -> Iterator[Item]:
-    """A line for each candidate, for all that are not installed, and for all that need a GPU."""
-    shown = {
-        c.name: Item(_runs(c, selection), MARK[c.verdict], place, Code(c.name), most=1)
-        for place, c in enumerate(selection.ranked, 1)
-    }
+    """Entries as far as there is ``room`` for their lines: always of the choice, or of the one that was asked
+    for, and of the one that a change would bring; then of the next, of what is refused, of what else runs.
+    Below them the names of all others."""
     apart = {
         "not installed": list(absent_packages(selection)),
         "need a GPU": needing_gpu(selection),
     }
     gone = [name for among in apart.values() for name in among]
-    shown |= {c.name: _refused(c) for c in selection if c.verdict == "refused" and c.name not in gone}
-    last = [
-        Item((names(among), f": {why}"), MARK["refused"], " ", most=1)
-        for why, among in apart.items()
-        if among
-    ]
-    room -= len(last)
-    if len(shown) > room:
-        # The slow ones that run nearly everything go first, then the last.
-        by_worth = sorted(shown, key=lambda name: CANDIDATES[name].last_resort and name != selection.backend)
-        kept = by_worth[: room - 1]
-        also = names(name for name in shown if name not in kept)
-        last = [Item(("also ", also), " ", " ", most=1), *last]
-        shown = {name: item for name, item in shown.items() if name in kept}
-    yield from (*shown.values(), *last)
+    runs = {c.name: _runs(c, selection, place) for place, c in enumerate(selection.ranked, 1)}
+    refused = {c.name: _refused(c) for c in selection if c.verdict == "refused" and c.name not in gone}
+    entries, way = runs | refused, _better(selection)
+    first = {selection.backend or selection.policy.backend, None if way is None else way.candidate}
+    height = {name: _height(Items((item,))) for name, item in entries.items()}
+    room -= sum(map(bool, apart.values()))
+    kept = [name for name in entries if name in first]
+    # The slow ones that run nearly everything, and what only a policy forbids, have no room of their own.
+    by_worth = [name for name in (*list(runs)[:2], *refused, *runs) if not CANDIDATES[name].last_resort]
+    by_worth = [n for n in by_worth if all(r.evidence != "policy" for r in selection[n].reasons[:1])]
+    for name in by_worth:
+        tried = {*kept, name}
+        others = {selection[one].verdict for one in entries if one not in tried}
+        if sum(height[one] for one in tried) + len(others) <= room:
+            kept.append(name)
+    for shown in (runs, refused):
+        yield from (item for name, item in shown.items() if name in kept)
+        for kind, what in _OTHERS.items():
+            rest = [name for name in shown if name not in kept and selection[name].verdict == kind]
+            yield from [Item((f"{what}: ", names(rest)), MARK[kind], " ")] if rest else ()
+    for why, among in apart.items():
+        yield from [Item((names(among), f": {why}"), MARK["refused"], " ")] if among else ()
 
 
-def _runs(candidate: Candidate, selection: SelectionView) -> str:
-    """What it does; of the choice also what was published of it, in a clause: of training, the backward."""
-    text = runs_text(candidate, selection)
-    if candidate.name != selection.backend or not selection.figures:
-        return text
-    verb, *notes = text.split(" · ")
-    told = selection.figures[0 if selection.figures[0].here else -1]
-    return " · ".join(filter(None, (verb, clause_words(told, candidate.name), *notes)))
+def _runs(candidate: Candidate, selection: SelectionView, place: int) -> Item:
+    """What it does; of the choice also what was published of it, in a clause (of training, the backward), and
+    the memory that it takes."""
+    chosen = candidate.name == selection.backend
+    verb, *notes = runs_notes(candidate, selection, memory=chosen)
+    if chosen and selection.figures:
+        told = selection.figures[0 if selection.figures[0].here else -1]
+        notes.insert(0, clause_words(told, candidate.name))
+    return Item(" · ".join((verb, *notes)), MARK[candidate.verdict], place, Code(candidate.name))
 
 
 def _and_more(reasons: Sized) -> str:
@@ -123,16 +148,25 @@ def _and_more(reasons: Sized) -> str:
 
 
 def _refused(candidate: Candidate) -> Item:
+    """Its first reason: as the rule found it, or only what the rule says of every call."""
     first = candidate.reasons[0]
-    text = (Ref(first.code), f"{_and_more(candidate.reasons)}  {first.message}")
-    return Item(text, MARK["refused"], " ", Code(candidate.name), most=1)
+    lead = (Ref(first.code), f"{_and_more(candidate.reasons)}  ")
+    whole = Item((*lead, first.message), MARK["refused"], " ", Code(candidate.name))
+    fits = _height(Items((whole,))) <= _MOST
+    return whole if fits else whole._replace(text=(*lead, first.rule.title))
 
 
-def _first_way(selection: SelectionView) -> Iterator[Item]:
-    way = next((way for way in selection.unlocks if worth_showing(way, selection)), None)
-    if way is not None:
-        what = way.change if way.install is None else Code(" && ".join(way.install.commands))
-        yield Item(("To get ", Code(way.candidate), ": ", what), most=_WAY)
+def _better(selection: SelectionView) -> Unlock | None:
+    """The change that the sentence names."""
+    way = better_way(selection, elsewhere=False)
+    return way or (next(iter(selection.unlocks), None) if selection.chosen is None else None)
+
+
+def _way(selection: SelectionView) -> Iterator[Block]:
+    """What is installed for it, and the last reason why it is that."""
+    way = _better(selection)
+    if way is not None and way.install is not None:
+        yield to_paste(way.install.commands, way.install.why[-1:])
 
 
 # ---- What another library's chooser would take: its kernels in its order, each with every reason against it
@@ -176,7 +210,7 @@ def _why(dispatch: Dispatch, ours: str) -> str:
     name = _NAMES[dispatch.dispatcher]
     offer = next((offer for offer in dispatch.offers if offer.candidate == ours), None)
     if offer is None:
-        return f"which {name} does not have"
+        return f"which {name} does not have{easily_taken_for(ours, dispatch.offers)}"
     if offer.taken:
         return f"which {name} has too and tries later"
     first = offer.refusals[0].text.rstrip(".")
@@ -231,7 +265,7 @@ def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
             first = offer.refusals[0]
             lead: Inline = (Ref(first.code), "  ") if first.code else ""
             item = item._replace(text=(lead, _refusal_text(first), _and_more(offer.refusals)))
-        items.append(item._replace(most=1))
+        items.append(item)
     yield Items(tuple(items))
 
 

@@ -114,7 +114,7 @@ def _blocks(blocks: Iterable[Block], width: int, at: int = 0, screen: bool = Fal
 def _block(block: Block, width: int, at: int, screen: bool) -> list[str]:
     pad = " " * at
     if isinstance(block, Paragraph):
-        return _fold(_said(block.text), width, pad, pad, block.most)
+        return fold(_said(block.text), width, pad, pad)
     if isinstance(block, Item):
         return _item(block, width, at)
     if isinstance(block, Items):
@@ -226,22 +226,12 @@ def _item(item: Item, width: int, at: int, wide: int = _LABEL) -> list[str]:
         named = label and not isinstance(item.label, Ref)  # the code of a rule needs no colon
         below = hang = len(lead) + (4 if named and not mark else 2)
         lead += f"{label}: " if named else f"{label}  " if label else ""
-    out = _fold(text, width, lead, " " * hang, item.most)
+    out = fold(text, width, lead, " " * hang) or [lead.rstrip()] * bool(lead.strip())
     for one in item.more:
         out += fold(_said(one), width, " " * (hang + 2), " " * (hang + 4))
     for block in item.below:
         out += _block(block, width, below, False)
     return out
-
-
-def _fold(text: str, width: int, lead: str, indent: str, most: int) -> list[str]:
-    """``text`` in lines; what is beyond ``most`` of them, or wider, is cut with an ellipsis."""
-    if most == 1:
-        return [_cut(f"{lead}{text}".rstrip(), width)]
-    lines = fold(text, width, lead, indent) or [lead.rstrip()] * bool(lead.strip())
-    if most and len(lines) > most:
-        lines = [*lines[: most - 1], f"{lines[most - 1]} …"]
-    return [_cut(line, width) for line in lines] if most else lines
 
 
 def _cut(line: str, width: int) -> str:

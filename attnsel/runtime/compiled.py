@@ -107,12 +107,14 @@ def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
 # Closures that graphs were made of. Attributes, because Dynamo guards a dictionary by all of its keys; the
 # oldest make room, and a graph that meets its closure gone is traced again.
 _traced = SimpleNamespace()
+traced: dict[str, Any] = {}  # their selections, by the same names
 _MOST_TRACED = 1024
 
 
 def forget_traced() -> None:
     """Forget the closures; graphs that hold one are traced again."""
     vars(_traced).clear()
+    traced.clear()
 
 
 def _static(t: Tensor) -> bool:
@@ -151,6 +153,7 @@ def _choose_while_tracing(
     while len(held) >= _MOST_TRACED:
         del held[next(iter(held))]
     setattr(_traced, name, bound.plain)
+    traced[name] = bound.selection
     return name
 
 

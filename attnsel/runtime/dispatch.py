@@ -416,6 +416,12 @@ def cache_info() -> CacheInfo:
     return _bound.info()
 
 
+def carried_out() -> list[Selection]:
+    """Of each different call that is remembered, the selection that its kernel was bound for."""
+    eager = (bound for cache in (_bound, _carrying) for bound in list(cache.items.values()))
+    return [*(bound.selection for bound in eager), *compiled.traced.values()]
+
+
 def clear_cache() -> None:
     """Forget bound kernels, what was compared, and what kernels refused in this process."""
     forget()

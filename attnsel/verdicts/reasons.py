@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from attnsel.base.model import lazy
 from attnsel.base.records import json_fields
 from attnsel.environment import COMPONENTS
+from attnsel.errors import printable
 from attnsel.params import AttentionParams
 from attnsel.verdicts.requirements import Requirement
 
@@ -181,6 +182,12 @@ class Reason(NamedTuple):
         text = f"{self.rule.title} — {finding.field} is {observed}, needs {finding.required}"
         return f"{text} ({finding.note})" if finding.note else text
 
+    def __str__(self) -> str:
+        return self.message
+
+    def __repr__(self) -> str:
+        return f"<Reason {self.code}: {printable(self.message)}>"
+
 
 @json_fields(
     "name", "verdict", "eligible", "executable", "plan_only", "unproven", "executed_off_gpu", "placed_by",
@@ -212,6 +219,10 @@ class Candidate(NamedTuple):
     @property
     def executable(self) -> bool:
         return self.plan_only is None
+
+    def __repr__(self) -> str:
+        why = ", ".join(dict.fromkeys(reason.code for reason in self.reasons))
+        return f"<Candidate {self.name}: {self.verdict}{f' ({why})' if why else ''}>"
 
 
 # --------------------------------------------------------------------------------------------------------

@@ -1175,7 +1175,7 @@ _attnsel() {
           ;;
         "run")
           if [[ ${cur} == -* ]]; then
-            local -a _c=("-m" "--module" "--force" "--sdpa" "--transformers" "-q" "--quiet" "--help" "-h" "--version")
+            local -a _c=("-m" "--module" "--force" "--flash-attn" "--sdpa" "--transformers" "-q" "--quiet" "--help" "-h" "--version")
             local _q
             COMPREPLY=()
             for _x in "${_c[@]}"; do

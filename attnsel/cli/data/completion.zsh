@@ -207,7 +207,7 @@ _cyclopts_attnsel() {
             '*--stride[q=S0,S1,S2,S3\: steps in elements, in the layout'\''s order, 0 for expanded; also k…]:stride' \
             '*--misaligned[q,k,v,mask\: tensors that begin one element off a 16-byte boundary; q=4\: at 4 by…]:misaligned' \
             '*--env[JSON of doctor --json, of an earlier --json or of Environment; - reads standard…]:env:_files' \
-            '*--from-log[a log or an error to explain\: what TransformerEngine, PyTorch, flash-attn, vLLM…]:from-log:_files' \
+            '*--from-log[a log or an error to explain; - reads standard input; flags state what it does …]:from-log:_files' \
             '*--model[a whole model\: its config.json, the folder with it, or a preset (llama-3-8b, ge…]:model' \
             '*--tp-size[with --model\: ranks that share its heads]:tp-size' \
             '--ask-library[ask the real libcudnn too]' \
@@ -221,7 +221,7 @@ _cyclopts_attnsel() {
             '--measure[time every candidate that runs the call on this machine]' \
             '*--budget[with --measure\: seconds in all; 30 if left out]:budget' \
             '*--out[with --measure\: rows are appended to it; ~/.cache/attnsel/figures.csv if left o…]:out:_files' \
-            '--short[twelve lines at most; of a log the verdicts]' \
+            '--short[one screen; of a log the verdicts]' \
             '--markdown[print Markdown, for an issue]' \
             '--json[print JSON instead of text]' \
             '--help[Display this message and exit.]' \
@@ -687,7 +687,8 @@ _cyclopts_attnsel() {
             '-m[a module, not a file]' \
             '--module[a module, not a file]' \
             '--force[also over a flash_attn that works here]' \
-            '--sdpa[also put attnsel in place of torch.nn.functional.scaled_dot_product_attention]' \
+            '--flash-attn[beside --sdpa\: take the name flash_attn as well]' \
+            '--sdpa[put attnsel in place of torch.nn.functional.scaled_dot_product_attention instead]' \
             '--transformers[also register attn_implementation=\"attnsel\" with transformers, and let \"flash_a…]' \
             '-q[do not say what is done]' \
             '--quiet[do not say what is done]' \

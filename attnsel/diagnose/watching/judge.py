@@ -17,8 +17,9 @@ from attnsel.diagnose.framework_fixes import Hindrance, fixes, topics, ways_out
 from attnsel.diagnose.watching.record import Process, Site
 from attnsel.dispatchers import Dispatch, Offer, dispatched_by
 from attnsel.environment import Environment
+from attnsel.environment.versions import component_name
 from attnsel.params import AttentionParams, Tensors, TensorSpec
-from attnsel.report.answer import better_way, newer_items
+from attnsel.report.answer import better_way, easily_taken_for, newer_items
 from attnsel.report.document import Block, Code, Document, Facts, Item, Items, Paragraph, Section
 from attnsel.report.text import to_text
 from attnsel.report.words import environment_words, params_words, tensor_words
@@ -197,7 +198,8 @@ def _why_not(
         return (f"{site.forward} is called by name",), changes
     offer = _offer(dispatch, best)
     if offer is None:
-        return (f"F.scaled_dot_product_attention does not have {best}",), changes
+        alike = easily_taken_for(best, dispatch.offers)
+        return (f"F.scaled_dot_product_attention does not have {best}{alike}",), changes
     if offer.refusals:
         return _refused(offer), list(offer.refusals)
     if dispatch.chosen is None:
@@ -252,8 +254,12 @@ def _otherwise(site: Site, selection: Selection, hindrances: list[Hindrance]) ->
             return one.change
     chosen = selection.chosen
     if site.forward.startswith(_BY_F_SDPA) and chosen is not None and not chosen.plan_only:
-        best = selection.backend
-        return f"attnsel run --sdpa PROGRAM, or attnsel.scaled_dot_product_attention: {best} runs it"
+        assumed = selection.environment.assumed  # what is known to be there goes without saying
+        needs = [component_name(one) for one in CANDIDATES[chosen.name].needs if one in assumed]
+        beside = f" with {' and '.join(needs)}" if needs else ""
+        beside += ", unproven there and checked by its first call" if chosen.unproven else ""
+        way = "attnsel run --sdpa PROGRAM, or attnsel.scaled_dot_product_attention"
+        return f"{way}: {chosen.name} runs it{beside}"
     return ""
 
 
@@ -417,7 +423,9 @@ def _told(site: Site) -> list[str]:
     """The best kernel where another ran, why, the fix, and notes."""
     told = []
     if site.why:
-        better = "not a better kernel" if site.best == site.candidate else f"not {site.best}"
+        better = (
+            "not a better kernel" if site.best == (site.planned or site.candidate) else f"not {site.best}"
+        )
         told.append(f"why {better}: {'; '.join(site.why)}")
     if site.fix:
         told.append(f"fix: {site.fix}")

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import json_fields
 from attnsel.base.rows import read_rows
+from attnsel.base.suggestions import candidate_suggestion
 from attnsel.environment import Environment, describe_device
 from attnsel.environment.read import unread_release
 from attnsel.environment.releases import ASSUMED, ON_ARM, runs_on, torch_builds
@@ -122,6 +123,8 @@ def find(words: Iterable[str]) -> tuple[Feature, ...]:
             called = {name: each.name for each in every.values() for name in each.words}
             near = dict.fromkeys(called[name] for name in difflib.get_close_matches(text, called))
             meant = f"did you mean {' or '.join(near)}? " if near else ""
+            if kernel := candidate_suggestion(text, CANDIDATES):
+                meant = f"a kernel is asked about with --kernel: {kernel} "
             raise InvalidInput("feature", word, f"there is none such: {meant}attnsel can-i-use lists them")
         found |= {each.name: each for each in named}
     return tuple(found.values())

@@ -77,6 +77,9 @@ class Unlock(NamedTuple):
     cost: Cost
     install: Install | None = None
 
+    def __repr__(self) -> str:
+        return f"<Unlock {self.candidate}: {self.change} ({self.effect}, number {self.rank})>"
+
     def apply(
         self, params: AttentionParams, environment: Environment, policy: Policy
     ) -> tuple[AttentionParams, Environment, Policy]:

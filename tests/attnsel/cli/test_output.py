@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -17,6 +19,11 @@ pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
 
 QUESTIONS = [
     "--gpu cpu",
+    "--gpu T4",
+    "--gpu V100 --dtype fp32",
+    "--gpu RTX4090 --heads 32 --kv-heads 8 --seqlen 8k",
+    "--gpu H100 --cudnn 9.1.0 --head-dim 192,128 --training",
+    "--gpu MI300X",
     "--gpu H100 --backend cudnn --softcap 3",
     "--gpu H100 --fp8-recipe current --cudnn 9.20.0 --inference --no-causal",
 ]
@@ -46,9 +53,28 @@ def test_a_short_answer_is_one_screen(run, question):
     assert (code_, err) == (code_of_json, "")
     assert len(lines) <= 12
     assert widest(out) <= 80
+    assert "…" not in out  # nothing is cut
+    assert ("Assumed: " in out) == bool(set(told["environment"]["assumed"]) - {"dtype"})
+    assert told["backend"] is None or " a GPU " not in out
     assert lines[0].startswith(told["backend"] or ("cudnn cannot run", "Nothing runs"))
     names = [candidate["name"] for candidate in told["candidates"]]
     assert sum(re.search(rf"\b{re.escape(name)}", out) is not None for name in names) >= 8
+
+
+def test_help_is_one_screen_and_all_flags_are_asked_for(run):
+    brief, whole = run("explain --help")[1], run("explain --help-all")[1]
+    assert len(brief.splitlines()) <= 60
+    assert all(name in whole and name not in brief for name in ("--softcap", "--cp-size", "--sources"))
+
+
+def test_marks_differ_where_only_ascii_is_shown(tmp_path):
+    question = shlex.split("explain --gpu A100 --mask padding --torch 2.7")
+    command = [sys.executable, "-m", "attnsel", *question]
+    done = subprocess.run(
+        command, capture_output=True, cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
+    marks = {found[1] for found in re.finditer(r"(?m)^ +[\d-] (\S) ", done.stdout.decode("ascii"))}
+    assert marks == {"+", "x", "~"}
 
 
 # ---- completion ---------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def filled(bad: str) -> Document:
         part, bad, bad, part, part, more=(part,), below=(Paragraph(part), Item(part, below=(Item(bad),)))
     )
     entry = Item(part, "✔", 1, Code(bad), bad)
-    screen = Screen((Paragraph(part, most=2), Items((entry, item._replace(number=" ", most=1)))))
+    screen = Screen((Paragraph(part), Items((entry, item._replace(number=" ")))))
     return Document(
         (
             Paragraph(Strong(part)),
@@ -101,13 +101,6 @@ def test_no_line_of_words_is_wider_than_asked_for(width):
         Section(words, (item,), 1),
     )
     assert max(map(len, to_text(Document(blocks), width).split("\n"))) <= width
-
-
-def test_what_stands_on_a_screen_is_cut_where_it_does_not_fit():
-    long = "x" * 90
-    entries = Items((Item(long, "✔", 1, Code("name"), most=1), Item(long, "?", " ", most=2)))
-    text = to_text(Document((Screen((Paragraph(f"{long} {long}", most=1), entries)),)), 40)
-    assert [(len(line), line[-1]) for line in text.split("\n")] == [(40, "…")] * 3
 
 
 def test_a_command_is_continued_before_its_flags_and_an_address_never_broken():
