@@ -7,16 +7,23 @@ an attention function that writes down what it gets.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
+from functools import partial
+from importlib import import_module
 from inspect import signature
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.fx.experimental import _config as fx_config
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModel, PretrainedConfig
+from torch.utils._pytree import tree_map_only
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -26,6 +33,8 @@ from attnsel.diagnose.models.table import NAMES
 from attnsel.runtime.mask_functions import Pattern, read_pattern
 
 _NAME = "attnsel_recorder"
+_GRID = 32
+"""Patches of an image on each side, so many that windows are smaller."""
 _LENGTH, _ENCODED = 48, 80
 """Tokens of the question; different, so that keys which come from the encoder are told from one's own."""
 
@@ -75,58 +84,187 @@ def _parts(config: PretrainedConfig) -> tuple[list[tuple[str, PretrainedConfig]]
     cannot be built by themselves."""
     inner = ((name, getattr(config, name, None)) for name in getattr(config, "sub_configs", {}))
     models = [(name, part) for name, part in inner if isinstance(part, PretrainedConfig)]
-    known = transformers.MODEL_MAPPING._model_mapping
-    built = [(name, part) for name, part in models if part.model_type in known]
-    left = [name for name, part in models if part.model_type not in known and _has_layers(part)]
-    return (built, left) if built else ([("", config)], [])
+    built = [(name, part) for name, part in models if _class_of(part) is not None]
+    left = [name for name, part in models if _class_of(part) is None and _has_layers(part)]
+    if not built or _crosses(config):
+        return [("", config)], []
+    return ([*built, ("", config)] if _has_layers(config) else built), left
+
+
+def _crosses(config: PretrainedConfig) -> bool:
+    """Whether the models inside are an encoder and the decoder that attends to it, which are run together."""
+    return config.is_encoder_decoder and type(config) in transformers.MODEL_MAPPING
 
 
 def _has_layers(part: PretrainedConfig) -> bool:
-    return any(getattr(part, name, None) for name in NAMES["layers"])
+    return any(_field(part, name) for name in NAMES["layers"])
+
+
+def _field(config: PretrainedConfig, *names: str) -> Any:
+    """The first of these that is set; one that differs by layer cannot be asked for and raises."""
+    for name in names:
+        with suppress(Exception):
+            found = getattr(config, name)
+            if found is not None:
+                return found
+    return None
+
+
+def _class_of(config: PretrainedConfig) -> type[Any] | None:
+    """The class that transformers builds of a config: by its own list, or the one in the same folder that is
+    made of it, as of towers that no user builds by themselves."""
+    kind: Any = transformers.MODEL_MAPPING.get(type(config), None)
+    if kind is not None:
+        return kind[0] if isinstance(kind, tuple) else kind  # type: ignore[no-any-return]
+    module = type(config).__module__.replace(".configuration_", ".modeling_")
+    try:
+        members = vars(import_module(module)).values()
+    except ImportError:
+        return None
+    own = [
+        each
+        for each in members
+        if isinstance(each, type)
+        and issubclass(each, PreTrainedModel)
+        and signature(each.__init__).parameters.get("config")
+        and _made_of(each) is type(config)
+        and each.forward is not PreTrainedModel.forward
+    ]
+    models = [each for each in own if re.search(r"(Model|Encoder|Transformer|Tower|Decoder)$", each.__name__)]
+    return next(iter(models or own), None)
+
+
+def _made_of(model: type[PreTrainedModel]) -> Any:
+    """The class of its config, as its constructor says it, or as the class does."""
+    annotated = signature(model.__init__).parameters["config"].annotation
+    if isinstance(annotated, str):
+        annotated = getattr(sys.modules[model.__module__], annotated, None)
+    return annotated if isinstance(annotated, type) else model.config_class
 
 
 def _one(config: PretrainedConfig, name: str) -> tuple[list[tuple[int, Call]], list[Other]]:
-    for implementation in (_NAME, "sdpa", "eager"):
+    kind = _class_of(config)
+    if kind is None:
+        raise LookupError("it has no class for this config")
+    error: Exception | None = None
+    for implementation, truth in product((_NAME, "sdpa", "eager"), (True, False)):
         recorder = _Recorder(config, name)
         try:
-            with recorder.listening(implementation), torch.device("meta"), torch.no_grad():
-                model = AutoModel.from_config(
-                    config, attn_implementation=implementation, dtype=torch.bfloat16
-                ).eval()
+            with recorder.listening(implementation, truth), torch.no_grad():
+                with torch.device("meta"):
+                    model = kind._from_config(
+                        deepcopy(config), attn_implementation=implementation, dtype=torch.bfloat16
+                    ).eval()
+                    questions = list(_questions(model, config))
                 # The other implementations ask how many tokens an expert has.
                 model.config._experts_implementation = "batched_mm"
                 recorder.paths = {id(module): path for path, module in model.named_modules()}
-                model(**_question(model, config))
-        except (KeyError, ValueError) as error:
-            if implementation in str(error) or "scaled_dot_product_attention" in str(error):
-                continue  # it has a table of attention classes of its own, or no attention
-            raise
+                _run(model, questions)
+        except Exception as raised:  # whatever a model's code raises on the meta device
+            error = error or raised
+            continue
         if recorder.calls:
             break
-    return recorder.calls, _others(model, recorder)
+        error = None
+    if error is not None and not recorder.calls:
+        raise error
+    return recorder.found(), _others(model, recorder)
 
 
-def _question(model: Any, config: PretrainedConfig) -> dict[str, Any]:
-    """Inputs of the shapes that the model's forward asks for."""
-    first, asked = model.main_input_name, signature(model.forward).parameters
-    given: dict[str, Any]
-    if "grid_thw" in asked:  # patches of one image, flattened; the grid's values are read
-        patch = config.patch_size**2 * getattr(config, "temporal_patch_size", 1)
-        rows = torch.zeros(256, patch * getattr(config, "in_channels", 3), dtype=torch.bfloat16)
-        given = {next(iter(asked)): rows, "grid_thw": torch.tensor([[1, 16, 16]], device="cpu")}
+def _run(model: Any, questions: list[dict[str, Any]]) -> None:
+    """Asks the model, in another shape where its code does not take the first. What is made beside the model
+    has values: windows of an image are counted."""
+    error: Exception | None = None
+    for question in questions:
+        try:
+            model(**question)
+            return
+        except Exception as raised:  # whatever a model's code raises for a shape that it did not expect
+            error = error or raised
+    if error is not None:
+        raise error
+
+
+def _questions(model: Any, config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+    """Inputs of the shapes that the model's forward may ask for, the likeliest first."""
+    asked, first = signature(model.forward).parameters, model.main_input_name
+    both = config.is_encoder_decoder
+    ids = {name: _tokens(_ENCODED if both else _LENGTH) for name in ("input_ids",) if name in asked}
+    image = _image(config)
+    ways: list[dict[str, Any]]
+    grid = next((name for name in asked if name.endswith("grid_thw")), None)
+    mel = _field(config, "num_mel_bins", "input_feat_size", "feature_size", "input_size", "input_dim") or 80
+    if grid is not None and "input_ids" not in asked:  # patches of one image, flattened; the grid is read
+        sides = torch.tensor([[1, _GRID, _GRID]], device="cpu")
+        ways = [{next(iter(asked)): _floats(_GRID**2, _patch(config)), grid: sides}]
+    elif "pixel_position_ids" in asked:
+        places = torch.zeros(1, _GRID**2, 2, dtype=torch.long)
+        ways = [{"pixel_values": _floats(1, _GRID**2, _patch(config)), "pixel_position_ids": places}]
+    elif "spatial_shapes" in asked and "input_ids" not in asked:
+        shown = torch.ones(1, 256, dtype=torch.long)
+        shapes = torch.tensor([[16, 16]], device="cpu")
+        masks = {name: shown for name in ("pixel_attention_mask", "attention_mask") if name in asked}
+        ways = [{"pixel_values": _floats(1, 256, _patch(config)), "spatial_shapes": shapes, **masks}]
     elif "pixel_values" in asked and "input_ids" not in asked:
-        side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-        shape = (1, getattr(config, "num_channels", 3), side, side)
-        given = {"pixel_values": torch.zeros(shape, dtype=torch.bfloat16)}
-    elif first == "input_features":
-        given = {first: torch.zeros(1, getattr(config, "num_mel_bins", 80), 3000, dtype=torch.bfloat16)}
+        ways = [{"pixel_values": image}, {"pixel_values": image[:, None]}]
+    elif first == "input_features" or "input_features" in asked:
+        ways = [{"input_features": _floats(*shape)} for shape in ((1, mel, 3000), (1, 3000, mel))]
     elif first == "input_values":
-        given = {first: torch.zeros(1, 16_000, dtype=torch.bfloat16)}
+        ways = [{first: _floats(*shape)} for shape in ((1, 16_000), (1, 1, 16_000), (1, 1024, mel))]
+    elif "query_embeds" in asked:
+        ways = [{"query_embeds": _floats(1, 32, config.hidden_size)}]
     else:
-        given = {first: torch.zeros(1, _ENCODED if config.is_encoder_decoder else _LENGTH, dtype=torch.long)}
-    if config.is_encoder_decoder:
-        given["decoder_input_ids"] = torch.zeros(1, _LENGTH, dtype=torch.long)
-    return given
+        ways = [ids or {first: _tokens(_ENCODED if both else _LENGTH)}]
+    if ids and "pixel_values" in asked:
+        ways.append({**ids, "pixel_values": image})
+    for name, width in (
+        ("encoder_hidden_states", _field(config, "encoder_hidden_size", "cross_attention_hidden_size")),
+        ("cross_attention_states", _field(config, "hidden_size")),
+    ):
+        if name in asked and width and not both:
+            ways = [{**way, name: _floats(1, _ENCODED, width)} for way in ways]
+    for way in ways:
+        if both and "decoder_input_ids" in asked:
+            way["decoder_input_ids"] = _tokens(_LENGTH)
+        if "use_cache" in asked:
+            way["use_cache"] = False
+        wanting = (name for name, each in asked.items() if each.default is each.empty and each.kind < 2)
+        yield {**{name: _by_name(name, config) for name in wanting if name not in way}, **way}
+
+
+def _tokens(count: int) -> Tensor:
+    return torch.zeros(1, count, dtype=torch.long)
+
+
+def _floats(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.bfloat16)
+
+
+def _image(config: PretrainedConfig) -> Tensor:
+    sides = _field(config, "image_size") or 224
+    high, wide = (sides, sides) if isinstance(sides, int) else (list(sides) * 2)[:2]
+    return _floats(1, _field(config, "num_channels", "in_channels", "in_chans") or 3, high, wide)
+
+
+def _patch(config: PretrainedConfig) -> int:
+    """Values of one patch."""
+    side, frames = (
+        each if isinstance(each, int) else each[0]
+        for each in (_field(config, "patch_size") or 14, _field(config, "temporal_patch_size") or 1)
+    )
+    return int(side * side * frames * (_field(config, "in_channels", "num_channels", "in_chans") or 3))
+
+
+def _by_name(name: str, config: PretrainedConfig) -> Tensor:
+    """What an argument that must be given is, by what it is called."""
+    if "mask" in name:
+        frames = 3000 if "feature" in name or "audio" in name or "mel" in name else _LENGTH
+        return torch.ones(1, frames, dtype=torch.bool)
+    if "embeds" in name or "states" in name:
+        return _floats(1, _LENGTH, _field(config, "hidden_size", "d_model") or 1)
+    if "mel" in name or "features" in name:
+        return _floats(1, 3000, _field(config, "input_feat_size", "num_mel_bins", "feature_size") or 80)
+    return torch.zeros(1, _LENGTH, 4, dtype=torch.long) if name == "bbox" else _tokens(_LENGTH)
 
 
 class _Seen(NamedTuple):
@@ -146,22 +284,24 @@ class _Recorder:
         self.config, self.name = config, name
         self.paths: Mapping[int, str] = {}
         self.calls: list[tuple[int, Call]] = []
+        self._rows: list[tuple[int, int]] = []
         self._inside: list[nn.Module] = []
 
     @contextmanager
-    def listening(self, implementation: str) -> Iterator[None]:
-        """Attention by ``implementation`` comes here, and so do the masks made for it."""
+    def listening(self, implementation: str, truth: bool) -> Iterator[None]:
+        """Attention by ``implementation`` comes here, and so do the masks made for it; whoever reads a value
+        that nobody computed gets ``truth``."""
         with ExitStack() as stack:
             stack.enter_context(_registered(ALL_MASK_ATTENTION_FUNCTIONS, implementation, _mask))
             if implementation == _NAME:
                 stack.enter_context(_registered(ALL_ATTENTION_FUNCTIONS, _NAME, self._attend))
-            else:
-                hooks = nn.modules.module
-                entering = hooks.register_module_forward_pre_hook(lambda m, _: self._inside.append(m))
-                leaving = hooks.register_module_forward_hook(lambda m, *_: self._leave(m))
-                stack.callback(entering.remove)
-                stack.callback(leaving.remove)
-                stack.enter_context(_Listening(self))
+            hooks = nn.modules.module
+            entering = hooks.register_module_forward_pre_hook(lambda m, _: self._inside.append(m))
+            leaving = hooks.register_module_forward_hook(lambda m, *_: self._leave(m))
+            stack.callback(entering.remove)
+            stack.callback(leaving.remove)
+            stack.enter_context(fx_config.patch(meta_nonzero_assume_all_nonzero=True))
+            stack.enter_context(_Listening(self, truth))
             yield
 
     def _leave(self, module: nn.Module) -> None:
@@ -227,25 +367,65 @@ class _Recorder:
             mask="tensor" if seen.unknown or seen.chunk else made,
         )
         self.calls.append((_layer(module, path), call))
+        self._rows.append((id(module), q.shape[2]))
+
+    def found(self) -> list[tuple[int, Call]]:
+        """The calls; those that one module makes for the windows of one image, as one with ``chunk``."""
+        found: list[tuple[int, Call]] = []
+        of_module: dict[int, list[int]] = {}
+        for module, rows in self._rows:
+            of_module.setdefault(module, []).append(rows)
+        done: set[int] = set()
+        causal = any(call.causal for _, call in self.calls)
+        for (layer, call), (module, _) in zip(self.calls, self._rows, strict=True):
+            rows = of_module[module]
+            if causal and call.attn == "cross" and call.stack == "encoder":
+                call = call._replace(stack="text")
+            if len(rows) < 2 or call.stack != "vision" or sum(rows) != _GRID**2:
+                found.append((layer, call))
+            elif module not in done:
+                done.add(module)
+                found.append((layer, call._replace(chunk=max(rows))))
+        return found
 
     def _kv_heads(self, q: Tensor, k: Tensor) -> int:
         """Before a repeat that the model makes itself. MLA makes keys of every head from a latent one."""
-        stated = getattr(self.config, "num_key_value_heads", getattr(self.config, "num_kv_heads", None))
-        repeated = k.shape[1] == q.shape[1] and getattr(self.config, "kv_lora_rank", None) is None
+        stated = _field(self.config, "num_key_value_heads", "num_kv_heads")
+        repeated = k.shape[1] == q.shape[1] and _field(self.config, "kv_lora_rank") is None
         return stated if repeated and isinstance(stated, int) and 0 < stated < k.shape[1] else k.shape[1]
 
 
 class _Listening(TorchFunctionMode):
-    def __init__(self, recorder: _Recorder) -> None:
+    """Hears attention that goes to torch by itself, and lets a model read values that nobody computed."""
+
+    def __init__(self, recorder: _Recorder, truth: bool) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._recorder, self._truth = recorder, truth
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         if function is nn.functional.scaled_dot_product_attention:
-            return self._recorder.by_sdpa(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+            return self._recorder.by_sdpa(*args, **kwargs)
+        if function in _READS and args[0].is_meta:
+            return _READS[function](self._truth)
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            if "device" not in str(error):
+                raise
+            on_meta = partial(tree_map_only, Tensor, lambda tensor: tensor.to("meta"))
+            return function(*on_meta(args), **on_meta(kwargs))
+
+
+_READS: dict[Any, Callable[[bool], Any]] = {
+    Tensor.item: int,
+    Tensor.__bool__: bool,
+    Tensor.__int__: int,
+    Tensor.__index__: int,
+    Tensor.__float__: float,
+}
 
 
 @contextmanager
@@ -291,9 +471,7 @@ def _stack(config: PretrainedConfig, name: str, path: str, causal: bool = True) 
 
 
 def _main_input(config: PretrainedConfig) -> str:
-    kind: Any = transformers.MODEL_MAPPING[type(config)]
-    kind = kind[0] if isinstance(kind, tuple) else kind
-    return str(kind.main_input_name)
+    return str(getattr(_class_of(config), "main_input_name", ""))
 
 
 def _others(model: nn.Module, recorder: _Recorder) -> list[Other]:
