@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnsel.params import AttentionParams
 
 
-_OF_A_MODEL = ("model", "tp-size", "as", "switch")
+_OF_A_MODEL = ("model", "tp-size", "image-size", "as", "switch")
 """What says something with --model, of the flags that are this command's own."""
 
 
@@ -57,6 +57,9 @@ def explain(
     model: Model = None,
     tp_size: Annotated[
         int | None, Parameter(group=THE_CALL, help="with --model: ranks that share its heads")
+    ] = None,
+    image_size: Annotated[
+        int | None, Parameter(group=THE_CALL, help="with --model of a picture: pixels on each side of it")
     ] = None,
     ask_library: Annotated[bool, yes_or_no("ask the real libcudnn too", group=OUTPUT)] = False,
     sources: Annotated[bool, yes_or_no("below each reason where it is written", group=OUTPUT)] = False,
@@ -123,6 +126,7 @@ def explain(
         "switch": switch,
         "model": model,
         "tp-size": tp_size,
+        "image-size": image_size,
     }
     if from_log is not None:
         _say_nothing(own, "with --from-log")
@@ -134,8 +138,8 @@ def explain(
         from attnsel.cli.explain_model import explain_model  # for --model alone
 
         ranks = 1 if tp_size is None else tp_size
-        return explain_model(model, question, ranks, asked_of(as_, switch), form)
-    _say_nothing({"tp-size": tp_size}, "without --model")
+        return explain_model(model, question, ranks, image_size, asked_of(as_, switch), form)
+    _say_nothing({"tp-size": tp_size, "image-size": image_size}, "without --model")
     for name in ("sources",) if sources and (short or form.json) else ():
         raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")
     asked = asked_of(as_, switch)

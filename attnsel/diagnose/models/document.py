@@ -36,7 +36,8 @@ def model_document(plan: ModelPlan) -> Document:
     blocks: list[Block] = [Paragraph(Strong(verdict(plan)))]
     if plan.cells:
         first = plan.cells[0].selection
-        asked = [f"b{lengths.batch}", f"s{lengths.seqlen}", first.params.dtype]
+        long = () if layers.assumed else (f"s{lengths.seqlen}",)
+        asked = [f"b{lengths.batch}", *long, first.params.dtype]
         asked += [f"tensor parallel {plan.tp_size}"] if plan.tp_size > 1 else []
         notes = (*warnings(first.environment), *presumed(first))
         blocks.append(Facts((tuple(environment_words(first.environment)), tuple(asked), *notes)))
@@ -52,6 +53,7 @@ def model_document(plan: ModelPlan) -> Document:
     for place, fix in enumerate(plan.fixes[:_FIXES], 1):
         helps = f"To run {fix.candidate} in {_layers(fix.layers)} ({', '.join(fix.phases)}): {fix.change}"
         blocks.append(Item(helps, number=place, below=(Paste(tuple(fix.paste.splitlines())),)))
+    blocks += [Item(f"Assumed: {text}.", "!") for text in layers.assumed]
     blocks += [Item(f"Not understood: {text}.", "!") for text in layers.unread]
     blocks.append(Paragraph(f"Read by {layers.by}. Why a rule: attnsel rule CODE."))
     return Document(tuple(blocks))

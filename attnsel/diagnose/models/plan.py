@@ -27,11 +27,13 @@ ENCODED = {"vision": 1024, "speech encoder": 1500}
 
 
 class Lengths(NamedTuple):
-    """``batch`` sequences of ``seqlen`` tokens; an encoder's have ``encoded``."""
+    """``batch`` sequences of ``seqlen`` tokens; an encoder's have ``encoded``, and what a diffusion
+    transformer makes is of ``image_size`` pixels on each side."""
 
     batch: int = 1
     seqlen: int = 4096
     encoded: int | None = None
+    image_size: int | None = None
 
 
 class Cell(NamedTuple):
@@ -133,6 +135,7 @@ class ModelPlan(NamedTuple):
             "calls": [cell.as_dict() for cell in self.cells],
             "other": to_json(self.layers.other),
             "unread": list(self.layers.unread),
+            "assumed": list(self.layers.assumed),
             "environment": to_json(self.environment),
             "lengths": to_json(self.lengths),
             "tp_size": self.tp_size,
@@ -148,6 +151,7 @@ def plan(
     batch_size: int = 1,
     seqlen: int = 4096,
     encoded: int | None = None,
+    image_size: int | None = None,
     tp_size: int = 1,
     phases: tuple[Phase, ...] = PHASES,
     policy: Policy | None = None,
@@ -159,14 +163,14 @@ def plan(
 
     ``model``: a model of transformers or its config, a configuration as a dictionary, or a preset's name.
     ``environment`` None is this machine. ``encoded``: tokens of an encoder, where it has others than
-    ``seqlen``. ``dispatcher`` and ``switches``: as of ``attnsel.select``, asked about each call too.
+    ``seqlen``. ``image_size``: pixels on each side of what a diffusion transformer makes. ``dispatcher`` and ``switches``: as of ``attnsel.select``, asked about each call too.
     ``stated``: fields of AttentionParams that a model does not decide, such as ``dtype``.
 
     Raises InvalidInput for what is no model, for a field of it that is no number where one is needed, and for
     a ``tp_size`` that does not divide its heads.
     """
     env = Environment.detect() if environment is None else environment
-    lengths = Lengths(batch_size, seqlen, encoded)
+    lengths = Lengths(batch_size, seqlen, encoded, image_size)
     stated.setdefault("dtype", env.half)
     ask = partial(select, policy=policy or Policy(), dispatcher=dispatcher, switches=switches)
     return planned(
@@ -197,6 +201,17 @@ def planned(
     if any(tp_size < 1 or call.q_heads % tp_size for call in layers.calls):
         heads = ", ".join(sorted({str(call.q_heads) for call in layers.calls}))
         raise InvalidInput("tp_size", tp_size, f"must be a divisor of the query heads: {heads}")
+    grids = [call.grid for call in layers.calls if call.grid is not None]
+    for grid in grids[:1]:
+        side = lengths.image_size or grid.side
+        if side < grid.pixels or side > 1 << 16:
+            raise InvalidInput(
+                "image_size", lengths.image_size, f"must be pixels, from {grid.pixels} to 65536"
+            )
+        made = f"{side} x {side} pixels" + (f" in {grid.frames} frames of latents" if grid.frames > 1 else "")
+        told = f"{grid.image_tokens(side)} tokens of a picture of {made}"
+        text = grid.text if lengths.encoded is None else lengths.encoded
+        layers = layers._replace(assumed=(f"{told}, {text} of text" if text else told,))
     cells = []
     for call in layers.calls:
         for phase in phases:
@@ -213,10 +228,18 @@ def params_of(
     """The question that one call asks. Keys and values of fewer heads than ranks are on several of them."""
     encoded = lengths.encoded or ENCODED.get(call.stack, lengths.seqlen)
     own = lengths.seqlen if call.stack in ("text", "decoder") else encoded
-    rows = 1 if phase == "decode" else own
     keys = (lengths.encoded or lengths.seqlen) if call.attn == "cross" else own
+    batch = lengths.batch
+    if call.grid is not None:
+        text = call.grid.text if lengths.encoded is None else lengths.encoded
+        own = call.grid.image_tokens(lengths.image_size) + text * call.joint
+        keys = text if call.attn == "cross" else own
+    elif call.chunk is not None and not call.causal:  # windows of a picture, which are as sequences apart
+        batch, own = batch * -(-own // call.chunk), min(own, call.chunk)
+        keys = own
+    rows = 1 if phase == "decode" else own
     asked: dict[str, Any] = {
-        "batch_size": lengths.batch,
+        "batch_size": batch,
         "num_heads": call.q_heads // tp_size,
         "num_gqa_groups": max(1, call.kv_heads // tp_size),
         "max_seqlen_q": rows,

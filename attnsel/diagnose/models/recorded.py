@@ -35,6 +35,8 @@ from attnsel.runtime.mask_functions import Pattern, read_pattern
 _NAME = "attnsel_recorder"
 _GRID = 32
 """Patches of an image on each side, so many that windows are smaller."""
+_PIXELS = 64
+"""Tokens of a picture that is made from noise."""
 _LENGTH, _ENCODED = 48, 80
 """Tokens of the question; different, so that keys which come from the encoder are told from one's own."""
 
@@ -77,6 +79,68 @@ def recorded(config: PretrainedConfig) -> Layers:
         tuple(other),
         tuple(unread),
     )
+
+
+def recorded_denoiser(config: Mapping[str, Any]) -> list[tuple[int, Call]] | None:
+    """The calls of a diffusion transformer by diffusers' own code, with no more of a grid than ``joint``; None
+    where diffusers is not installed, does not know it, or its code did not run."""
+    try:
+        diffusers = import_module("diffusers")
+        with torch.device("meta"):
+            model = getattr(diffusers, str(config["_class_name"])).from_config(dict(config)).to("meta").eval()
+    except Exception:  # whatever a library raises that is not whole, and a class for a config
+        return None
+    recorder = _Recorder(PretrainedConfig(), "diffusion vision")
+    recorder.paths = {id(module): path for path, module in model.named_modules()}
+    with recorder.listening("eager", True), torch.no_grad(), torch.device("meta"):
+        try:
+            _run(model, list(_noises(model)))
+        except Exception:  # as above
+            return None
+    lists: dict[str, int] = {}  # blocks lie in several, each counted from 0
+    found = []
+    for (layer, call), (module, rows) in zip(recorder.calls, recorder.rows, strict=True):
+        path = recorder.place(module)[0]
+        if rows == _ENCODED:  # a text that is refined by itself
+            continue
+        if path not in lists:
+            lists[path] = max((index + 1 for index, _ in found), default=0)
+        found.append((lists[path] + layer, call._replace(joint=rows > _PIXELS)))
+    return found
+
+
+def _noises(model: Any) -> Iterator[dict[str, Any]]:
+    """What a diffusion transformer's forward asks for, by name, with the picture in each usual shape."""
+    asked, config = signature(model.forward).parameters, model.config
+    wide = ("joint_attention_dim", "text_dim", "text_embed_dim", "caption_channels", "cross_attention_dim")
+    width = next((config[name] for name in wide if config.get(name)), 1)
+    channels, axes = config["in_channels"], len(config.get("axes_dims_rope") or (1, 1, 1))
+    given = {
+        "encoder_hidden_states": torch.zeros(1, _ENCODED, width),
+        "encoder_attention_mask": torch.ones(1, _ENCODED),
+        "pooled_projections": torch.zeros(1, config.get("pooled_projection_dim") or 1),
+        "timestep": torch.zeros(1),
+        "guidance": torch.zeros(1) if config.get("guidance_embeds") else None,
+        "class_labels": torch.zeros(1, dtype=torch.long),
+        "img_ids": torch.zeros(_PIXELS, axes),
+        "txt_ids": torch.zeros(_ENCODED, axes),
+        "img_shapes": [(1, 8, _PIXELS // 8)],
+        "txt_seq_lens": [_ENCODED],
+        "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
+        **{"num_frames": 1, "height": 8, "width": _PIXELS // 8},
+        **{name: torch.zeros(1, 2) for name in ("original_size", "target_size", "crop_coords")},
+    }
+    own = {name: value for name, value in given.items() if name in asked}
+    patch = config.get("patch_size") or 1
+    high, wide_ = (8 * each for each in ((patch, patch) if isinstance(patch, int) else patch[-2:]))
+    picture = (high, wide_ * _PIXELS // 64)
+    for shape in (
+        (_PIXELS, channels),
+        (channels, *picture),
+        (channels, 1, *picture),
+        (1, channels, *picture),
+    ):
+        yield {**own, "hidden_states": torch.zeros(1, *shape)}
 
 
 def _parts(config: PretrainedConfig) -> tuple[list[tuple[str, PretrainedConfig]], list[str]]:
@@ -156,9 +220,15 @@ def _one(config: PretrainedConfig, name: str) -> tuple[list[tuple[int, Call]], l
                         deepcopy(config), attn_implementation=implementation, dtype=torch.bfloat16
                     ).eval()
                     questions = list(_questions(model, config))
-                # The other implementations ask how many tokens an expert has.
-                model.config._experts_implementation = "batched_mm"
                 recorder.paths = {id(module): path for path, module in model.named_modules()}
+                recorder.lists = {
+                    path: len(module)
+                    for path, module in model.named_modules()
+                    if isinstance(module, nn.ModuleList)
+                }
+                for module in model.modules():
+                    if re.search(r"Experts$", type(module).__name__):  # which say nothing of attention
+                        module.forward = _passed_on
                 _run(model, questions)
         except Exception as raised:  # whatever a model's code raises on the meta device
             error = error or raised
@@ -169,6 +239,10 @@ def _one(config: PretrainedConfig, name: str) -> tuple[list[tuple[int, Call]], l
     if error is not None and not recorder.calls:
         raise error
     return recorder.found(), _others(model, recorder)
+
+
+def _passed_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden_states
 
 
 def _run(model: Any, questions: list[dict[str, Any]]) -> None:
@@ -198,8 +272,8 @@ def _questions(model: Any, config: PretrainedConfig) -> Iterator[dict[str, Any]]
         sides = torch.tensor([[1, _GRID, _GRID]], device="cpu")
         ways = [{next(iter(asked)): _floats(_GRID**2, _patch(config)), grid: sides}]
     elif "pixel_position_ids" in asked:
-        places = torch.zeros(1, _GRID**2, 2, dtype=torch.long)
-        ways = [{"pixel_values": _floats(1, _GRID**2, _patch(config)), "pixel_position_ids": places}]
+        places = torch.zeros(1, 36**2, 2, dtype=torch.long)  # a number that is pooled by 3 x 3
+        ways = [{"pixel_values": _floats(1, 36**2, _patch(config)), "pixel_position_ids": places}]
     elif "spatial_shapes" in asked and "input_ids" not in asked:
         shown = torch.ones(1, 256, dtype=torch.long)
         shapes = torch.tensor([[16, 16]], device="cpu")
@@ -283,8 +357,9 @@ class _Recorder:
     def __init__(self, config: PretrainedConfig, name: str) -> None:
         self.config, self.name = config, name
         self.paths: Mapping[int, str] = {}
+        self.lists: Mapping[str, int] = {}
         self.calls: list[tuple[int, Call]] = []
-        self._rows: list[tuple[int, int]] = []
+        self.rows: list[tuple[nn.Module, int]] = []
         self._inside: list[nn.Module] = []
 
     @contextmanager
@@ -351,7 +426,9 @@ class _Recorder:
         scale = rest.get("scaling")
         call = Call(
             stack=_stack(self.config, self.name, path, seen.causal),
-            attn=_attn(module, path, q, k),
+            attn="cross"
+            if "diffusion" in self.name and q.shape[2] != k.shape[2]
+            else _attn(module, path, q, k),
             q_heads=q.shape[1],
             kv_heads=self._kv_heads(q, k),
             head_dim_qk=q.shape[-1],
@@ -367,30 +444,49 @@ class _Recorder:
             mask="tensor" if seen.unknown or seen.chunk else made,
         )
         self.calls.append((_layer(module, path), call))
-        self._rows.append((id(module), q.shape[2]))
+        self.rows.append((module, q.shape[2]))
 
     def found(self) -> list[tuple[int, Call]]:
-        """The calls; those that one module makes for the windows of one image, as one with ``chunk``."""
+        """The calls; those that one module makes for the windows of one image, as one with ``chunk``.
+
+        A layer of two attention modules, which counts each, has the number of its place in the list of layers.
+        """
         found: list[tuple[int, Call]] = []
-        of_module: dict[int, list[int]] = {}
-        for module, rows in self._rows:
+        of_module: dict[nn.Module, list[int]] = {}
+        for module, rows in self.rows:
             of_module.setdefault(module, []).append(rows)
-        done: set[int] = set()
+        done: set[nn.Module] = set()
+        seen: dict[nn.Module, list[int]] = {}
         causal = any(call.causal for _, call in self.calls)
-        for (layer, call), (module, _) in zip(self.calls, self._rows, strict=True):
+        places = {module: self.place(module) for module in of_module}
+        counts = {(many, path) for path, many, _ in places.values()}
+        beyond = any(layer >= many for (layer, _) in self.calls for many, _ in counts) and len(counts) == 1
+        for (layer, call), (module, _) in zip(self.calls, self.rows, strict=True):
             rows = of_module[module]
             if causal and call.attn == "cross" and call.stack == "encoder":
                 call = call._replace(stack="text")
+            if beyond:
+                layer = places[module][2]
             if len(rows) < 2 or call.stack != "vision" or sum(rows) != _GRID**2:
-                found.append((layer, call))
+                again = seen.setdefault(module, [])  # one module in the place of several layers
+                shared = len(set(rows)) == 1 and getattr(module, "layer_idx", None) is None
+                found.append((layer + len(again) * shared, call))
+                again.append(layer)
             elif module not in done:
                 done.add(module)
                 found.append((layer, call._replace(chunk=max(rows))))
         return found
 
+    def place(self, module: nn.Module) -> tuple[str, int, int]:
+        """The list of layers that a module is in, how many it holds, and which of them this is."""
+        found = re.search(r"^(.*?)\.?(\d+)\.", self.paths.get(id(module), "") + ".")
+        path, index = (found[1], int(found[2])) if found else ("", 0)
+        return path, self.lists.get(path, 1 << 24), index
+
     def _kv_heads(self, q: Tensor, k: Tensor) -> int:
         """Before a repeat that the model makes itself. MLA makes keys of every head from a latent one."""
-        stated = _field(self.config, "num_key_value_heads", "num_kv_heads")
+        names = {"num_key_value_heads", "num_kv_heads"} - {*self.config.attribute_map}
+        stated = _field(self.config, *sorted(names))
         repeated = k.shape[1] == q.shape[1] and _field(self.config, "kv_lora_rank") is None
         return stated if repeated and isinstance(stated, int) and 0 < stated < k.shape[1] else k.shape[1]
 
@@ -425,6 +521,7 @@ _READS: dict[Any, Callable[[bool], Any]] = {
     Tensor.__int__: int,
     Tensor.__index__: int,
     Tensor.__float__: float,
+    Tensor.__contains__: bool,
 }
 
 
@@ -463,7 +560,8 @@ def _stack(config: PretrainedConfig, name: str, path: str, causal: bool = True) 
     main = _main_input(config)
     if main == "pixel_values" or re.search(r"vision|visual|image", words):
         return "vision"
-    if main in ("input_features", "input_values") and re.search(r"(^|\.)encoder\.", path):
+    hears = main in ("input_features", "input_values")
+    if hears and (not config.is_encoder_decoder or re.search(r"(^|\.)encoder\.", path)):
         return "speech encoder"
     if config.is_encoder_decoder:
         return "decoder" if re.search(r"(^|\.)decoder\.", path) else "encoder"
@@ -492,12 +590,29 @@ def _mask(
     """In the place of transformers' mask makers: a mask without values, which knows what it would show."""
     rows = q_length or len(rest.get("cache_position", (0,)))
     made = torch.empty(batch_size, 1, rows, kv_length, dtype=torch.bool, device="meta")
-    made.attnsel_seen = _seen(read_pattern(mask_function))  # type: ignore[attr-defined]
+    made.attnsel_seen = _seen(read_pattern(mask_function), mask_function)  # type: ignore[attr-defined]
     return made
 
 
-def _seen(pattern: Pattern | None) -> _Seen:
+def _seen(pattern: Pattern | None, mask_function: Any) -> _Seen:
     if pattern is None:
-        return _Seen(causal=True, unknown=True)
+        return _probed(mask_function)
     left, right = (None if side == -1 else side for side in (pattern.left, pattern.right))
     return _Seen(pattern.causal, left, right, pattern.chunk or None)
+
+
+def _probed(mask_function: Any) -> _Seen:
+    """A mask function that a model makes itself, by what two tokens in the middle of many see of all."""
+    many = 1 << 18
+    reaches = set()
+    try:
+        for row in (many // 2, many // 2 + 777):
+            shown = mask_function(0, 0, torch.tensor(row), torch.arange(many)).expand(many).nonzero()[:, 0]
+            first, last = int(shown[0]), int(shown[-1])
+            if last - first + 1 != len(shown):
+                return _Seen(causal=last == row, unknown=True)
+            reaches.add((row - first if first else None, last - row if last < many - 1 else None))
+    except Exception:  # it asks for more than where it stands
+        return _Seen(causal=True, unknown=True)
+    (left, right), *others = reaches
+    return _Seen(right == 0, left, None if right == 0 else right, unknown=bool(others))
