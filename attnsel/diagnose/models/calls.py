@@ -68,13 +68,14 @@ class Call(NamedTuple):
 
 class Other(NamedTuple):
     """Layers that mix tokens otherwise. ``package``: what has a fast kernel for them; "" none that is known.
-    ``without``: what runs where it is not installed."""
+    ``without``: what runs where it is not installed. ``thread``: the address of one about that."""
 
     layers: tuple[int, ...]
     stack: Stack
     kind: str
     package: str
     without: str = ""
+    thread: str = ""
 
 
 class Layers(NamedTuple):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import to_json
 from attnsel.decision import Selection, select
 from attnsel.diagnose.models.calls import Call, Layers, layer_count
+from attnsel.diagnose.models.other import thread_of
 from attnsel.diagnose.models.source import config_of, layers_of
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
@@ -17,6 +19,8 @@ from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
 from attnsel.report.answer import better_way
 from attnsel.rules.sdpa.common import mask_of
+from attnsel.selection.adaptations import bias_shape
+from attnsel.selection.evaluate import memory_parts
 from attnsel.verdicts.dispatch import Dispatch
 
 Phase = Literal["training", "prefill", "decode"]
@@ -61,6 +65,19 @@ class Cell(NamedTuple):
         reasons = self.selection[better.candidate].reasons
         return better.candidate, reasons[0].code if reasons else ""
 
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of one layer beside its own tensors: what the kernel takes, copies for it, mask and bias."""
+        p, chosen = self.selection.params, self.selection.chosen
+        parts: dict[str, int] = {}
+        if chosen is not None:
+            parts |= memory_parts(chosen.name, p, self.selection.environment, chosen.adaptations)
+        if p.has_bias:
+            parts["bias"] = prod(bias_shape(p)) * ITEMSIZE[p.dtype]
+        elif self.call.mask == "tensor":
+            parts.setdefault("mask", p.max_seqlen_q * p.max_seqlen_kv)  # of truth values
+        return parts
+
     def as_dict(self) -> dict[str, Any]:
         chosen, blocked = self.selection.chosen, self.blocked
         dispatched = self.selection.dispatched
@@ -72,6 +89,8 @@ class Cell(NamedTuple):
             "backend": self.kernel,
             "verdict": None if chosen is None else chosen.verdict,
             "better": None if blocked is None else {"backend": blocked[0], "code": blocked[1]},
+            "memory": self.memory,
+            "thread": thread_of(self.call),
             "known_bugs": [reason.code for reason in self.selection.known_bugs],
             "params": to_json(self.selection.params),
         }
@@ -104,11 +123,7 @@ class ModelPlan(NamedTuple):
     @property
     def kv_cache_bytes(self) -> int:
         """Of one rank, for the whole batch at its full length; a window keeps no more than it sees."""
-        return sum(
-            len(cell.call.layers) * _kept(cell.call, self.lengths) * _width(cell, self.lengths)
-            for cell in self.cells
-            if cell.phase == "decode"
-        )
+        return sum(cache_bytes(cell, self.lengths) for cell in self.cells)
 
     @property
     def fixes(self) -> tuple[Fix, ...]:
@@ -163,7 +178,8 @@ def plan(
 
     ``model``: a model of transformers or its config, a configuration as a dictionary, or a preset's name.
     ``environment`` None is this machine. ``encoded``: tokens of an encoder, where it has others than
-    ``seqlen``. ``image_size``: pixels on each side of what a diffusion transformer makes. ``dispatcher`` and ``switches``: as of ``attnsel.select``, asked about each call too.
+    ``seqlen``. ``image_size``: pixels on each side of what a diffusion transformer makes. ``dispatcher`` and
+    ``switches``: as of ``attnsel.select``, asked about each call too.
     ``stated``: fields of AttentionParams that a model does not decide, such as ``dtype``.
 
     Raises InvalidInput for what is no model, for a field of it that is no number where one is needed, and for
@@ -274,6 +290,12 @@ def _window(call: Call) -> dict[str, tuple[int, ...]]:
     return {
         "window_size": (-1 if call.window_left is None else call.window_left, -1 if right is None else right)
     }
+
+
+def cache_bytes(cell: Cell, lengths: Lengths) -> int:
+    """Of the keys and values that these layers keep between steps; 0 outside of decode."""
+    kept = len(cell.call.layers) * _kept(cell.call, lengths) * _width(cell, lengths)
+    return kept if cell.phase == "decode" else 0
 
 
 def _kept(call: Call, lengths: Lengths) -> int:

@@ -82,8 +82,8 @@ def recorded(config: PretrainedConfig) -> Layers:
 
 
 def recorded_denoiser(config: Mapping[str, Any]) -> list[tuple[int, Call]] | None:
-    """The calls of a diffusion transformer by diffusers' own code, with no more of a grid than ``joint``; None
-    where diffusers is not installed, does not know it, or its code did not run."""
+    """The calls of a diffusion transformer by diffusers' own code, without ``grid``; None where diffusers is
+    not installed, does not know it, or its code did not run."""
     try:
         diffusers = import_module("diffusers")
         with torch.device("meta"):
@@ -98,7 +98,7 @@ def recorded_denoiser(config: Mapping[str, Any]) -> list[tuple[int, Call]] | Non
         except Exception:  # as above
             return None
     lists: dict[str, int] = {}  # blocks lie in several, each counted from 0
-    found = []
+    found: list[tuple[int, Call]] = []
     for (layer, call), (module, rows) in zip(recorder.calls, recorder.rows, strict=True):
         path = recorder.place(module)[0]
         if rows == _ENCODED:  # a text that is refined by itself
@@ -185,22 +185,18 @@ def _class_of(config: PretrainedConfig) -> type[Any] | None:
         members = vars(import_module(module)).values()
     except ImportError:
         return None
-    own = [
-        each
-        for each in members
-        if isinstance(each, type)
-        and issubclass(each, PreTrainedModel)
-        and signature(each.__init__).parameters.get("config")
-        and _made_of(each) is type(config)
-        and each.forward is not PreTrainedModel.forward
-    ]
-    models = [each for each in own if re.search(r"(Model|Encoder|Transformer|Tower|Decoder)$", each.__name__)]
-    return next(iter(models or own), None)
+    models = (each for each in members if isinstance(each, type) and issubclass(each, PreTrainedModel))
+    own = [each for each in models if _made_of(each) is type(config)]
+    named = [each for each in own if re.search(r"(Model|Encoder|Transformer|Tower|Decoder)$", each.__name__)]
+    return next(iter(named or own), None)
 
 
-def _made_of(model: type[PreTrainedModel]) -> Any:
-    """The class of its config, as its constructor says it, or as the class does."""
-    annotated = signature(model.__init__).parameters["config"].annotation
+def _made_of(model: type[Any]) -> Any:
+    """The class of its config, as its constructor says it, or as the class does; None of a base class."""
+    stated = signature(model.__init__).parameters.get("config")
+    if stated is None or "forward" not in vars(model):
+        return None
+    annotated = stated.annotation
     if isinstance(annotated, str):
         annotated = getattr(sys.modules[model.__module__], annotated, None)
     return annotated if isinstance(annotated, type) else model.config_class
@@ -253,7 +249,7 @@ def _run(model: Any, questions: list[dict[str, Any]]) -> None:
         try:
             model(**question)
             return
-        except Exception as raised:  # whatever a model's code raises for a shape that it did not expect
+        except Exception as raised:  # noqa: PERF203 - whatever a model's code raises for another shape
             error = error or raised
     if error is not None:
         raise error
@@ -375,7 +371,7 @@ class _Recorder:
             leaving = hooks.register_module_forward_hook(lambda m, *_: self._leave(m))
             stack.callback(entering.remove)
             stack.callback(leaving.remove)
-            stack.enter_context(fx_config.patch(meta_nonzero_assume_all_nonzero=True))
+            stack.enter_context(fx_config.patch(meta_nonzero_assume_all_nonzero=True))  # type: ignore[attr-defined]
             stack.enter_context(_Listening(self, truth))
             yield
 
@@ -449,12 +445,12 @@ class _Recorder:
     def found(self) -> list[tuple[int, Call]]:
         """The calls; those that one module makes for the windows of one image, as one with ``chunk``.
 
-        A layer of two attention modules, which counts each, has the number of its place in the list of layers.
+        A layer of two attention modules, each counted, has the number of its place in the list of layers.
         """
         found: list[tuple[int, Call]] = []
         of_module: dict[nn.Module, list[int]] = {}
-        for module, rows in self.rows:
-            of_module.setdefault(module, []).append(rows)
+        for module, count in self.rows:
+            of_module.setdefault(module, []).append(count)
         done: set[nn.Module] = set()
         seen: dict[nn.Module, list[int]] = {}
         causal = any(call.causal for _, call in self.calls)

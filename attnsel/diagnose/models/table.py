@@ -37,6 +37,10 @@ _NO_MIXING = frozenset({"moe", "mlp", "dense", "sparse"})
 """Layers that tokens pass one by one, as Nemotron-H lists them."""
 
 
+_MOST_LAYERS = 1 << 14
+"""More are a slip."""
+
+
 class Family(NamedTuple):
     """A row. ``parts``: the model inside each sub-config where that has no ``model_type``. ``defaults``: of
     the config's class. ``says``: what no field says, by name, as _Reader asks for it."""
@@ -179,6 +183,8 @@ class _Reader:
         found = self.count(*self.names(what))
         if found is None:
             raise _Missing(f"it has none of {', '.join(self.names(what))}")
+        if what == "layers" and found > _MOST_LAYERS:
+            raise InvalidInput("num_hidden_layers", found, f"must be at most {_MOST_LAYERS}")
         return found
 
     # ---- the model
@@ -297,8 +303,8 @@ class _Reader:
         )
 
     def chunk(self) -> int | None:
-        """Tokens that see each other alone: of a text, or the patches of a window of an image, whose sides are
-        whole merged patches (transformers 5.23.0, Qwen2_5_VisionTransformerPretrainedModel.get_window_index)."""
+        """Tokens that see each other alone: of a text, or the patches of a window of an image, whose sides
+        are whole merged patches (transformers 5.23.0, get_window_index of Qwen2.5-VL's vision tower)."""
         if "grid" not in self.says:
             return self.count("attention_chunk_size")
         window, patch = self.count("window_size"), self.count("patch_size")
