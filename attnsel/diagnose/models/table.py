@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -112,7 +112,7 @@ def _denoiser(config: Config) -> Layers:
     if not crosses:
         call = call._replace(mask=text.mask)
     calls = [(index, each) for index in range(count) for each in (call, *[text] * crosses)]
-    twice = reader.value("dual_attention_layers") or ()  # once more to the picture alone
+    twice = reader.indices("dual_attention_layers")  # once more to the picture alone
     calls += [(index, call._replace(joint=False)) for index in range(count) if index in twice]
     unread = (f"{row['unread']} of {name}",) if row["unread"] else ()
     return Layers(name, by, grouped(calls), unread=unread)
@@ -124,7 +124,10 @@ def _parts(config: Config) -> list[tuple[str, Config]]:
     inner = {name for name, value in config.items() if name.endswith("_config") and _is_a_model(value)}
     found: list[tuple[str, Config]] = []
     for name in sorted(inner | set(family.parts)):
-        part = dict(config.get(name) or {})
+        stated = config.get(name) or {}
+        if not isinstance(stated, Mapping):
+            raise InvalidInput(name, stated, "must be an object")
+        part = dict(stated)
         part.setdefault("model_type", family.parts.get(name, ""))
         found.append((name, part))
     own = not {"layers", *NAMES["layers"]}.isdisjoint({*config, *family.defaults, *family.says})
@@ -175,6 +178,20 @@ class _Reader:
             raise InvalidInput(field, self.value(field), "must be a whole number from 1 on")
         return int(value)
 
+    def indices(self, name: str) -> Sequence[int]:
+        """A list of layers."""
+        value = self.value(name) or ()
+        if not isinstance(value, (list, tuple)) or not all(isinstance(each, int) for each in value):
+            raise InvalidInput(name, value, "must be a list of layers")
+        return value
+
+    def width(self, heads: int) -> int:
+        """Of one head, where the file says the width of all."""
+        hidden = self.needed("hidden")
+        if hidden < heads:
+            raise InvalidInput("hidden_size", hidden, f"must be at least the number of heads, {heads}")
+        return hidden // heads
+
     def names(self, what: str) -> tuple[str, ...]:
         """What the family calls a thing, or what most do."""
         return (self.says[what],) if what in self.says else NAMES[what]
@@ -209,7 +226,7 @@ class _Reader:
         """What a layer calls that may attend to another model's tokens, in place of its own or after them."""
         across = call._replace(attn="cross", causal=False, window_left=None, window_right=None)
         listed, every = (self.says.get(name) for name in ("crosses", "crosses_every"))
-        if listed and index in (self.value(listed) or ()):
+        if listed and index in self.indices(listed):
             yield across
             return
         yield call
@@ -228,7 +245,7 @@ class _Reader:
                 own = self.count(heads) or own
             if count is None or own is None:
                 raise _Missing(f"it has none of {', '.join(layers)}, or no {heads}")
-            width = self.count(*NAMES["head_dim"]) or self.needed("hidden") // own
+            width = self.count(*NAMES["head_dim"]) or self.width(own)
             call = Call(
                 stack=stack,
                 attn="self",
@@ -309,18 +326,24 @@ class _Reader:
             return self.count("attention_chunk_size")
         window, patch = self.count("window_size"), self.count("patch_size")
         merge = self.count("spatial_merge_size") or 1
-        return None if not window or not patch else (window // merge // patch * merge) ** 2
+        if not window or not patch:
+            return None
+        if window < merge * patch:
+            raise InvalidInput("window_size", window, f"must be at least a merged patch, {merge * patch}")
+        return (window // merge // patch * merge) ** 2
 
     def head_dims(self, heads: int, kind: str) -> tuple[int, int]:
         """Of queries and keys, and of values; MLA's queries have a rotary part beside the other."""
         plain, rotary = self.number("qk_nope_head_dim"), self.number("qk_rope_head_dim")
         if plain is not None and rotary is not None:
-            return int(plain + rotary), self.count("v_head_dim") or self.needed("hidden") // heads
+            if min(plain, rotary) < 0:
+                raise InvalidInput("qk_nope_head_dim", plain, "must be 0 or more")
+            return int(plain + rotary), self.count("v_head_dim") or self.width(heads)
         width = self.count(*NAMES["head_dim"])
         if kind == "full_attention" and self.value("per_layer_config") is None:
             width = self.count("global_head_dim") or int(self.says.get("global_head_dim", 0)) or width
         if width is None:
-            width = self.needed("hidden") // heads
+            width = self.width(heads)
         return width, width
 
     def kv_heads(self, heads: int, kind: str) -> int:
@@ -371,6 +394,8 @@ class _Reader:
         value = self.number(field) if not field.replace(".", "").isdigit() else float(field)
         if value is None:
             return float(width**-0.5)
+        if value <= 0:
+            raise InvalidInput(field, value, "must be above 0")
         return float(value ** float(power or 1))
 
 
@@ -424,13 +449,13 @@ def _uses_windows(reader: _Reader) -> bool:
 
 def _attention_in(reader: _Reader, count: int, rest: str) -> list[str]:
     """``FIELD``: a list of the layers with attention; the others are linear."""
-    stated = reader.value(rest) or ()
+    stated = reader.indices(rest)
     return ["full_attention" if index in stated else "linear_attention" for index in range(count)]
 
 
 def _chunks_but_in(reader: _Reader, count: int, rest: str) -> list[str]:
     """``FIELD``: a list of the layers that see all; the others see a chunk."""
-    stated = reader.value(rest) or ()
+    stated = reader.indices(rest)
     return ["full_attention" if index in stated else "chunked_attention" for index in range(count)]
 
 

@@ -8,7 +8,9 @@ import model_families
 from attnsel import Environment, plan
 from attnsel.cli import main
 from attnsel.diagnose.models import source, table
+from attnsel.diagnose.models.document import model_document
 from attnsel.diagnose.models.plan import PHASES
+from attnsel.report.text import to_text
 from tables import each
 
 NAMED = ("qwen2_moe", "gemma2", "gemma4_text", "deepseek_v2", "gpt_oss", "modernbert", "t5", "whisper", "cwm")
@@ -51,7 +53,7 @@ def test_layers_that_are_no_softmax_attention_are_named_and_not_planned(monkeypa
 def test_a_layer_that_few_kernels_take_has_its_thread_beside_it(name, thread, gpu, monkeypatch) -> None:
     monkeypatch.setattr(source, "_asks_transformers", lambda: False)
     found = plan(name, Environment.describe(gpu))
-    assert thread in render_text(model_document(found), 200)
+    assert thread in to_text(model_document(found), 200)
     taken: dict[str, set[str | None]] = {}
     for cell in found.cells:
         taken.setdefault(cell.phase, set()).add(cell.kernel)
@@ -69,6 +71,10 @@ def test_a_diffusion_transformer_is_of_the_picture_that_is_asked_for() -> None:
 
 BAD = (
     ('{"model_type": "llama", "num_hidden_layers": 10000000}', "num_hidden_layers"),
+    ('{"model_type": "gemma3", "text_config": 5}', "text_config"),
+    ('{"model_type": "llama", "num_attention_heads": 4, "hidden_size": 3}', "hidden_size"),
+    ('{"model_type": "gemma2", "query_pre_attn_scalar": -1}', "query_pre_attn_scalar"),
+    ('{"_class_name": "SD3Transformer2DModel", "dual_attention_layers": 4}', "dual_attention_layers"),
     ("{", "is no JSON"),
     ("[]", "must hold a JSON object"),
     ('{"model_type": "llama", "num_attention_heads": -1}', "num_attention_heads"),
