@@ -475,6 +475,7 @@ def _letters(reader: _Reader, count: int, rest: str) -> list[str]:
 
 
 _PATTERNS: dict[str, Pattern] = {
+    "all": lambda reader, count, rest: [rest] * count,
     "full_every": _nth("full_attention", "sliding_attention"),
     "full_every_and_last": _full_every_and_last,
     "full_first_of": _nth("full_attention", "sliding_attention", first=True),
