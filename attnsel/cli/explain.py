@@ -27,7 +27,7 @@ _OF_MEASURING = ("short", "sources", "measure", "budget", "out")
 """What says something with --measure."""
 
 
-_OF_A_MODEL = ("model", "tp-size", "as", "switch")
+_OF_A_MODEL = ("model", "tp-size", "image-size", "as", "switch")
 """What says something with --model, of the flags that are this command's own."""
 
 
@@ -61,6 +61,9 @@ def explain(
     model: Model = None,
     tp_size: Annotated[
         int | None, Parameter(group=THE_CALL, help="with --model: ranks that share its heads")
+    ] = None,
+    image_size: Annotated[
+        int | None, Parameter(group=THE_CALL, help="with --model of a picture: pixels on each side of it")
     ] = None,
     ask_library: Annotated[bool, yes_or_no("ask the real libcudnn too", group=OUTPUT)] = False,
     sources: Annotated[bool, yes_or_no("below each reason where it is written", group=OUTPUT)] = False,
@@ -147,6 +150,7 @@ def explain(
         "switch": switch,
         "model": model,
         "tp-size": tp_size,
+        "image-size": image_size,
         "measure": measure,
         "budget": budget,
         "out": out,
@@ -161,8 +165,8 @@ def explain(
         from attnsel.cli.explain_model import explain_model  # for --model alone
 
         ranks = 1 if tp_size is None else tp_size
-        return explain_model(model, question, ranks, asked_of(as_, switch), form)
-    _say_nothing({"tp-size": tp_size}, "without --model")
+        return explain_model(model, question, ranks, image_size, asked_of(as_, switch), form)
+    _say_nothing({"tp-size": tp_size, "image-size": image_size}, "without --model")
     if measure:
         _say_nothing(
             {name: value for name, value in own.items() if name not in _OF_MEASURING}, "with --measure"

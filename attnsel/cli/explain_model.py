@@ -23,16 +23,24 @@ _STATED = ("dtype", "deterministic", "cp_size", "cp_comm_type", "cuda_graph")
 _LENGTHS = ("batch_size", "max_seqlen_q", "max_seqlen_kv")
 
 
-def explain_model(model: str, question: Question, tp_size: int, chooser: Chooser, form: Form) -> int:
+def explain_model(
+    model: str, question: Question, tp_size: int, image_size: int | None, chooser: Chooser, form: Form
+) -> int:
     """Raises InvalidInput."""
-    plan = plan_there(layers_of(read_model(model)), question.where(), question, tp_size, chooser)
+    layers = layers_of(read_model(model))
+    plan = plan_there(layers, question.where(), question, tp_size, chooser, image_size)
     form.print(lambda: model_document(plan), lambda: stamped("model", plan.as_dict()))
     runs = [cell.selection.backend is not None for cell in plan.cells]
     return FOUND if all(runs) else NO_BACKEND
 
 
 def plan_there(
-    layers: Layers, env: Environment, question: Question, tp_size: int, chooser: Chooser
+    layers: Layers,
+    env: Environment,
+    question: Question,
+    tp_size: int,
+    chooser: Chooser,
+    image_size: int | None = None,
 ) -> ModelPlan:
     """A model on a machine, at the lengths that were stated. Raises InvalidInput, also for a flag whose value
     comes from the model."""
@@ -47,6 +55,7 @@ def plan_there(
         asked.batch_size if "batch_size" in question.params else 1,
         asked.max_seqlen_q,
         encoded if isinstance(encoded, int) and encoded != asked.max_seqlen_q else None,
+        image_size,
     )
     stated = {name: getattr(asked, name) for name in _STATED if name in question.params or name == "dtype"}
     try:
@@ -59,8 +68,9 @@ def plan_there(
             tp_size=tp_size,
         )
     except InvalidInput as error:
-        if error.field == "tp_size":
-            raise InvalidInput("--tp-size", error.value, error.allowed) from None
+        if error.field in ("tp_size", "image_size"):
+            flag = f"--{error.field.replace('_', '-')}"
+            raise InvalidInput(flag, error.value, error.allowed) from None
         raise
 
 
@@ -69,7 +79,8 @@ def read_model(model: str) -> Mapping[str, Any]:
     path = Path(model)
     try:
         if path.is_dir():
-            path = path / "config.json"
+            inside = path / "transformer" / "config.json"  # as a pipeline of diffusers is saved
+            path = inside if inside.exists() and not (path / "config.json").exists() else path / "config.json"
         found = str(model) == "-" or path.exists()
     except (OSError, ValueError):  # a name that no file can have
         found = False

@@ -22,7 +22,7 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig, PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from attnsel.base.rows import read_rows
 from attnsel.diagnose.models import table
@@ -44,6 +44,8 @@ KEPT = (
         "num_decoder_layers",
         *("local_attention", "attn_layer_indices", "layers_block_type", "hybrid_override_pattern"),
     ),
+    *("layer_group_size", "cross_attention_layers", "cross_attention_frequency", "fullatt_block_indexes"),
+    *("patch_size", "spatial_merge_size", "window_size", "use_sliding_window"),
     *("encoder_attention_heads", "decoder_attention_heads", "global_attn_every_n_layers", "attention_scale"),
 )
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -60,100 +62,149 @@ CHANGES: tuple[dict[str, Any], ...] = (
         **{"sliding_window_pattern": 3, "layer_types": None, "attention_multiplier": 0.02},
         **{"query_pre_attn_scalar": 144, "attn_logit_softcapping": 30.0, "attention_chunk_size": 64},
     },
+    {"num_hidden_layers": 5, "num_attention_heads": 8, "hidden_size": 512, "window_size": 56},
+    {"num_hidden_layers": 8, "use_bidirectional_attention": True, "layer_types": None},
 )
 DERIVED = ("layer_types", "rope_parameters", "per_layer_config")
 FITS = {
-    "stack": ("text", "vision", "encoder", "speech encoder"),
     "window": (
         *("", "windowed", "pattern=windows_from", "pattern=windows_below"),
         *(f"pattern=full_every:sliding_window_pattern:{n}" for n in (4, 5, 6)),
         *(f"pattern=full_every:none:{n}" for n in (2, 4, 5, 6)),
+        *(f"pattern=full_first_of:none:{n}" for n in (2, 3, 4)),
+        "pattern=linear_but_every:layer_group_size:6",
         *(f"pattern=full_every_and_last:none:{n}" for n in (5, 6)),
         "pattern=linear_but_every:full_attention_interval:4",
         "pattern=attention_at",
         *("pattern=attention_in:attn_layer_indices", "pattern=letters:hybrid_override_pattern"),
         "pattern=windows_every:no_rope_layer_interval:4",
         "pattern=chunks_but_every:no_rope_layer_interval:4",
+        "pattern=chunks_but_in:fullatt_block_indexes grid",
         "pattern=full_first_of:global_attn_every_n_layers:3 sides=local_attention",
     ),
     "scale": ("", "scale=1", "scale=query_pre_attn_scalar^-0.5", "scale=attention_multiplier"),
     "more": (
         "",
-        "sinks",
-        "bias",
-        "seq2seq",
-        "seq2seq bias",
-        "seq2seq speech",
-        "softcap",
+        "bidirectional",
         "global_head_dim=512",
+        "hidden=embed_dim",
+        "kv=heads",
+        "crosses=cross_attention_layers",
+        "crosses_every=cross_attention_frequency",
     ),
 }
 
 
-def configs(model_type: str) -> Iterator[PretrainedConfig]:
+def configs(model_type: str) -> Iterator[tuple[PretrainedConfig, dict[str, Any]]]:
+    """Configurations, and what their class was told."""
     plain = AutoConfig.for_model(model_type)
-    has = plain.to_dict()
+    has = {*plain.to_dict(), *plain.attribute_map, "layer_types"}
+    parts = parts_of(model_type)
     for changes in CHANGES:
-        given = {name: value for name, value in changes.items() if name in has or name == "layer_types"}
-        given = {name: value for name, value in given.items() if name != "layer_types" or name in has}
+        given: dict[str, Any] = {name: value for name, value in changes.items() if name in has}
+        if "qk_rope_head_dim" in has:  # of which head_dim is another name, or that part alone
+            given.pop("head_dim", None)
+        if "num_key_value_heads" in plain.attribute_map:  # another name of the query heads
+            given.pop("num_key_value_heads", None)
+        for name in parts:
+            own = getattr(plain, name)
+            fields = {*own.to_dict(), *own.attribute_map}
+            given[name] = {field: value for field, value in changes.items() if field in fields}
+        if given.keys() <= {"layer_types", "num_hidden_layers"} and changes is CHANGES[-1]:
+            continue
         try:
-            yield AutoConfig.for_model(model_type, **given)
+            yield AutoConfig.for_model(model_type, **given), {"model_type": model_type, **given}
         except Exception:
             continue
-    if (plain.to_dict().get("num_hidden_layers") or 0) <= 40:
-        yield plain
+    if not has & {"num_hidden_layers", *parts} and (plain.to_dict().get("num_layers") or 0) <= 40:
+        yield plain, {"model_type": model_type}
 
 
-def forms(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+def forms(config: PretrainedConfig, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Whole, as it is saved, as hubs carry it without what is derived, and what its class was told alone."""
     whole, saved = config.to_dict(), config.to_diff_dict()
     saved.setdefault("model_type", config.model_type)
     yield whole
     yield saved
     yield {name: value for name, value in saved.items() if name not in DERIVED}
+    yield {name: value for name, value in given.items() if value is not None}
 
 
 def told(layers: Layers) -> set[tuple[Any, ...]]:
-    return {
+    return {(other.stack, other.kind, other.layers) for other in layers.other} | {
         (*call[:7], round(call.scale, 6), *call[8:13], call.bias, call.layers)
         for call in (each._replace(mask="none", calls_per_layer=1) for each in layers.calls)
     }
 
 
 def defaults_of(model_type: str) -> dict[str, Any]:
-    plain = AutoConfig.for_model(model_type).to_dict()
-    return {name: plain[name] for name in KEPT if plain.get(name) not in (None, [], {})}
+    """As the class declares them: what it derives from others is left to the reader."""
+    fields = type(AutoConfig.for_model(model_type)).__dataclass_fields__
+    stated = {name: fields[name].default for name in KEPT if name in fields}
+    listed = ("cross_attention_layers", "fullatt_block_indexes", "global_attn_indexes")
+    plain = AutoConfig.for_model(model_type)
+    stated |= {name: tuple(getattr(plain, name)) for name in listed if getattr(plain, name, None)}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in stated.items()
+        if isinstance(value, (int, float, str, tuple)) and value not in ((), "")
+    }
 
 
 def parts_of(model_type: str) -> dict[str, str]:
-    config = AutoConfig.for_model(model_type)
+    try:
+        config = AutoConfig.for_model(model_type)
+    except Exception:
+        return {}
     inner = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", {})}
     return {name: part.model_type for name, part in inner.items() if isinstance(part, PretrainedConfig)}
 
 
-def asked(model_type: str) -> list[tuple[PretrainedConfig, set[tuple[Any, ...]]]]:
+Question = tuple[PretrainedConfig, dict[str, Any], set[tuple[Any, ...]]]
+
+
+def asked(model_type: str) -> list[Question]:
     """Configurations, and what transformers' code does with each."""
     found = []
-    for config in configs(model_type):
+    for config, given in configs(model_type):
         layers = recorded(config)
-        if layers.calls and not layers.unread:
-            found.append((config, told(layers)))
+        if (layers.calls or layers.other) and not layers.unread:
+            found.append((config, given, told(layers)))
+    if not found:
+        plain = AutoConfig.for_model(model_type)
+        layers = recorded(plain)
+        if (layers.calls or layers.other) and not layers.unread:
+            found.append((plain, {"model_type": model_type}, told(layers)))
     return found
 
 
-def holds(questions: list[tuple[PretrainedConfig, set[tuple[Any, ...]]]]) -> bool:
-    return all(told(table.tabled(form)) == wanted for config, wanted in questions for form in forms(config))
+def holds(questions: list[Question]) -> bool:
+    return all(
+        told(table.tabled(form)) == wanted
+        for config, given, wanted in questions
+        for form in forms(config, given)
+    )
 
 
-def fitted(model_type: str) -> table.Family | None:
+def fitted(model_type: str, parts: dict[str, str]) -> table.Family | None:
     """What has to be said of a family beside its fields, the simplest first; None where nothing fits."""
     questions = asked(model_type)
     if not questions:
         return None
     defaults = defaults_of(model_type)
-    ways = sorted(itertools.product(*FITS.values()), key=lambda way: sum(map(bool, way[1:])))
-    for stack, window, scale, more in ways:
-        says = dict(word.partition("=")[::2] for word in f"{window} {scale} {more}".split())
-        family = table.Family(stack, {}, defaults, says)
+    calls = [call for _, _, wanted in questions for call in wanted if len(call) > 3]
+    stacks, more = {call[0] for call in calls} or {"text"}, []
+    if "decoder" in stacks:
+        more = ["seq2seq", *(["speech"] if "speech encoder" in stacks else [])]
+    seen = {"softcap": any(call[11] for call in calls), "sinks": any(call[12] for call in calls)}
+    more += [word for word, there in {**seen, "bias": any(call[13] for call in calls)}.items() if there]
+    stack = "text" if len(stacks) > 1 else next(iter(stacks))
+    if calls and not calls[0][6] and stack == "text" and len(stacks) == 1:
+        stack = "encoder"
+    ways = sorted(itertools.product(*FITS.values()), key=lambda way: sum(map(bool, way)))
+    for way in ways:
+        says = dict(word.partition("=")[::2] for word in " ".join((*way, *more)).split())
+        family = table.Family(stack, parts, defaults, says)
         table._families()[model_type] = family
         try:
             if holds(questions):
@@ -168,17 +219,18 @@ def composite(model_type: str, parts: dict[str, str]) -> table.Family | None:
     """A family that is several models; None where its own code does otherwise than these."""
     family = table.Family(None, parts, {}, {})
     table._families()[model_type] = family
-    if holds(asked(model_type)):
+    questions = asked(model_type)
+    if questions and holds(questions):
         return family
     del table._families()[model_type]
-    return None
+    return fitted(model_type, parts) if defaults_of(model_type) else None
 
 
 def main() -> int:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     if sys.argv[1:2] == ["--write"]:
-        return write(sys.argv[2:] or list(MODEL_MAPPING_NAMES))
+        return write(sys.argv[2:] or list(CONFIG_MAPPING_NAMES))
     wrong = 0
     for model_type in table._families():
         questions = asked(model_type)
@@ -191,16 +243,15 @@ def main() -> int:
 
 def write(types: list[str]) -> int:
     kept = {row["model_type"]: row for row in read_rows("attnsel.diagnose.models", "families")}
-    for model_type in types:
+    for model_type in sorted(types, key=lambda each: bool(parts_of(each))):
         try:
             parts = parts_of(model_type)
-            family = composite(model_type, parts) if parts else fitted(model_type)
+            family = composite(model_type, parts) if parts else fitted(model_type, {})
         except Exception as error:
             print(f"{model_type}: {type(error).__name__}: {str(error)[:80]}", flush=True)
             continue
         if family is None:
-            print(f"{model_type}: nothing fits", flush=True)
-            kept.pop(model_type, None)
+            print(f"{model_type}: nothing fits{' any more' if model_type in kept else ''}", flush=True)
             continue
         says = " ".join(f"{name}={value}" if value else name for name, value in family.says.items())
         kept[model_type] = {

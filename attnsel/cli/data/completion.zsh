@@ -210,6 +210,7 @@ _cyclopts_attnsel() {
             '*--from-log[a log or an error to explain; - reads standard input; flags state what it does …]:from-log:_files' \
             '*--model[a whole model\: its config.json, the folder with it, or a preset (llama-3-8b, ge…]:model' \
             '*--tp-size[with --model\: ranks that share its heads]:tp-size' \
+            '*--image-size[with --model of a picture\: pixels on each side of it]:image-size' \
             '--ask-library[ask the real libcudnn too]' \
             '--sources[below each reason where it is written]' \
             '*--cudnn-lib[libcudnn, a file or folder; the environment'\''s if left out]:cudnn-lib' \

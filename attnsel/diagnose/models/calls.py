@@ -12,6 +12,19 @@ Attn = Literal["self", "cross"]
 Mask = Literal["none", "implied", "tensor"]
 
 
+class Grid(NamedTuple):
+    """Of how many tokens a picture is: ``frames`` of ``side`` pixels, one token for ``pixels`` on each side,
+    and ``text`` beside them."""
+
+    side: int
+    pixels: int
+    frames: int
+    text: int
+
+    def image_tokens(self, side: int | None) -> int:
+        return self.frames * ((side or self.side) // self.pixels) ** 2
+
+
 @json_fields(
     *("layers", "stack", "attn", "q_heads", "kv_heads", "head_dim_qk", "head_dim_v", "causal", "window"),
     *("window_left", "window_right", "chunk", "softcap", "sinks", "scale", "bias", "calls_per_layer", "mask"),
@@ -23,7 +36,8 @@ class Call(NamedTuple):
     sees, as flash-attn counts; None no bound. ``chunk``: tokens of a chunk, inside which alone they see each
     other. ``softcap``: 0 is off. ``scale``: the scores are multiplied by it. ``bias``: something is added to
     them. ``mask``: "tensor" where one of size queries x keys is always made, "implied" where sizes and
-    flags say it all, "none".
+    flags say it all, "none". ``grid``: of a diffusion transformer, whose lengths follow from a picture's
+    size; ``joint``: its text and its picture are one sequence.
     """
 
     stack: Stack
@@ -43,6 +57,8 @@ class Call(NamedTuple):
     mask: Mask = "none"
     calls_per_layer: int = 1
     layers: tuple[int, ...] = ()
+    grid: Grid | None = None
+    joint: bool = False
 
     @property
     def window(self) -> int | None:
@@ -52,24 +68,26 @@ class Call(NamedTuple):
 
 class Other(NamedTuple):
     """Layers that mix tokens otherwise. ``package``: what has a fast kernel for them; "" none that is known.
-    ``without``: what runs where it is not installed."""
+    ``without``: what runs where it is not installed. ``thread``: the address of one about that."""
 
     layers: tuple[int, ...]
     stack: Stack
     kind: str
     package: str
     without: str = ""
+    thread: str = ""
 
 
 class Layers(NamedTuple):
     """All of a model. ``by``: who said it, such as "transformers 5.23.0". ``unread``: what was not
-    understood, in words."""
+    understood, in words; ``assumed``: lengths that nobody stated."""
 
     model_type: str
     by: str
     calls: tuple[Call, ...]
     other: tuple[Other, ...] = ()
     unread: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
 
 def layer_count(calls: Iterable[Call]) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from attnsel.diagnose.models.calls import Call, Other, layer_count
-from attnsel.diagnose.models.plan import Cell, ModelPlan
+from attnsel.diagnose.models.other import thread_of
+from attnsel.diagnose.models.plan import Cell, Lengths, ModelPlan, cache_bytes
 from attnsel.report.answer import known_bug_words, presumed, warnings
 from attnsel.report.document import (
     Block,
@@ -24,7 +25,6 @@ from attnsel.report.document import (
     joined,
 )
 from attnsel.report.words import environment_words
-from attnsel.selection.evaluate import memory_parts
 from attnsel.verdicts.requirements import size
 
 _FIXES = 3
@@ -36,11 +36,14 @@ def model_document(plan: ModelPlan) -> Document:
     blocks: list[Block] = [Paragraph(Strong(verdict(plan)))]
     if plan.cells:
         first = plan.cells[0].selection
-        asked = [f"b{lengths.batch}", f"s{lengths.seqlen}", first.params.dtype]
+        long = () if layers.assumed else (f"s{lengths.seqlen}",)
+        asked = [f"b{lengths.batch}", *long, first.params.dtype]
         asked += [f"tensor parallel {plan.tp_size}"] if plan.tp_size > 1 else []
         notes = (*warnings(first.environment), *presumed(first))
         blocks.append(Facts((tuple(environment_words(first.environment)), tuple(asked), *notes)))
-    blocks += [_of_call(call, cells) for call, cells in groupby(plan.cells, key=lambda cell: cell.call)]
+    blocks += [
+        _of_call(call, cells, lengths) for call, cells in groupby(plan.cells, key=lambda cell: cell.call)
+    ]
     if layers.other:
         rows = tuple((each.kind, (_other(each),)) for each in layers.other)
         blocks.append(Screen((Paragraph(Strong("Layers that are no softmax attention")), Fields(rows))))
@@ -52,6 +55,7 @@ def model_document(plan: ModelPlan) -> Document:
     for place, fix in enumerate(plan.fixes[:_FIXES], 1):
         helps = f"To run {fix.candidate} in {_layers(fix.layers)} ({', '.join(fix.phases)}): {fix.change}"
         blocks.append(Item(helps, number=place, below=(Paste(tuple(fix.paste.splitlines())),)))
+    blocks += [Item(f"Assumed: {text}.", "!") for text in layers.assumed]
     blocks += [Item(f"Not understood: {text}.", "!") for text in layers.unread]
     blocks.append(Paragraph(f"Read by {layers.by}. Why a rule: attnsel rule CODE."))
     return Document(tuple(blocks))
@@ -82,23 +86,24 @@ def _layers(count: int) -> str:
     return "1 layer" if count == 1 else f"{count} layers"
 
 
-def _of_call(call: Call, cells: Iterable[Cell]) -> Screen:
+def _of_call(call: Call, cells: Iterable[Cell], lengths: Lengths) -> Screen:
     """A kind of attention: a line for each outcome, under its phases."""
     outcomes: dict[Inline, list[str]] = {}
     for cell in cells:
-        outcomes.setdefault(_outcome(cell), []).append(cell.phase)
+        outcomes.setdefault(_outcome(cell, cache_bytes(cell, lengths)), []).append(cell.phase)
     rows = tuple((", ".join(phases), (text,)) for text, phases in outcomes.items())
     heading = Paragraph(Strong(f"{_layers(len(call.layers))}: {call_words(call)}"))
-    return Screen((heading, Fields(rows)))
+    thread = thread_of(call)
+    return Screen((heading, Fields((*rows, *([("thread", (thread,))] if thread else [])))))
 
 
-def _outcome(cell: Cell) -> Inline:
+def _outcome(cell: Cell, cache: int) -> Inline:
     chosen, blocked = cell.selection.chosen, cell.blocked
     if chosen is None:
         parts: list[Inline] = ["nothing runs"]
     else:
-        question = cell.selection.params, cell.selection.environment
-        own = [f"{size(amount)} of {what}" for what, amount in memory_parts(chosen.name, *question)]
+        own = [f"{size(amount)} of {what}" for what, amount in cell.memory.items()]
+        own += [f"{size(cache)} of keys and values"] if cache else []
         bugs = known_bug_words((bug.code, bug.rule.title) for bug in cell.selection.known_bugs)
         parts = [(Code(chosen.name), *(f" · {note}" for note in (*["slow"] * cell.slow, *own)), bugs)]
     dispatched = cell.selection.dispatched
@@ -144,5 +149,6 @@ def _words(call: Call) -> Iterator[str]:
 def _other(other: Other) -> str:
     text = f"{_layers(len(other.layers))}, {other.stack}"
     if other.package:
-        return f"{text}: fast with {other.package}; without them {other.without}"
+        more = f" ({other.thread})" if other.thread else ""
+        return f"{text}: fast with {other.package}; without them {other.without}{more}"
     return f"{text}; runs as {other.without}" if other.without else text

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import to_json
 from attnsel.decision import Selection, select
 from attnsel.diagnose.models.calls import Call, Layers, layer_count
+from attnsel.diagnose.models.other import thread_of
 from attnsel.diagnose.models.source import config_of, layers_of
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
@@ -17,6 +19,8 @@ from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
 from attnsel.report.answer import better_way
 from attnsel.rules.sdpa.common import mask_of
+from attnsel.selection.adaptations import bias_shape
+from attnsel.selection.evaluate import memory_parts
 from attnsel.verdicts.dispatch import Dispatch
 
 Phase = Literal["training", "prefill", "decode"]
@@ -27,11 +31,13 @@ ENCODED = {"vision": 1024, "speech encoder": 1500}
 
 
 class Lengths(NamedTuple):
-    """``batch`` sequences of ``seqlen`` tokens; an encoder's have ``encoded``."""
+    """``batch`` sequences of ``seqlen`` tokens; an encoder's have ``encoded``, and what a diffusion
+    transformer makes is of ``image_size`` pixels on each side."""
 
     batch: int = 1
     seqlen: int = 4096
     encoded: int | None = None
+    image_size: int | None = None
 
 
 class Cell(NamedTuple):
@@ -59,6 +65,19 @@ class Cell(NamedTuple):
         reasons = self.selection[better.candidate].reasons
         return better.candidate, reasons[0].code if reasons else ""
 
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of one layer beside its own tensors: what the kernel takes, copies for it, mask and bias."""
+        p, chosen = self.selection.params, self.selection.chosen
+        parts: dict[str, int] = {}
+        if chosen is not None:
+            parts |= memory_parts(chosen.name, p, self.selection.environment, chosen.adaptations)
+        if p.has_bias:
+            parts["bias"] = prod(bias_shape(p)) * ITEMSIZE[p.dtype]
+        elif self.call.mask == "tensor":
+            parts.setdefault("mask", p.max_seqlen_q * p.max_seqlen_kv)  # of truth values
+        return parts
+
     def as_dict(self) -> dict[str, Any]:
         chosen, blocked = self.selection.chosen, self.blocked
         dispatched = self.selection.dispatched
@@ -70,6 +89,8 @@ class Cell(NamedTuple):
             "backend": self.kernel,
             "verdict": None if chosen is None else chosen.verdict,
             "better": None if blocked is None else {"backend": blocked[0], "code": blocked[1]},
+            "memory": self.memory,
+            "thread": thread_of(self.call),
             "known_bugs": [reason.code for reason in self.selection.known_bugs],
             "params": to_json(self.selection.params),
         }
@@ -102,11 +123,7 @@ class ModelPlan(NamedTuple):
     @property
     def kv_cache_bytes(self) -> int:
         """Of one rank, for the whole batch at its full length; a window keeps no more than it sees."""
-        return sum(
-            len(cell.call.layers) * _kept(cell.call, self.lengths) * _width(cell, self.lengths)
-            for cell in self.cells
-            if cell.phase == "decode"
-        )
+        return sum(cache_bytes(cell, self.lengths) for cell in self.cells)
 
     @property
     def fixes(self) -> tuple[Fix, ...]:
@@ -133,6 +150,7 @@ class ModelPlan(NamedTuple):
             "calls": [cell.as_dict() for cell in self.cells],
             "other": to_json(self.layers.other),
             "unread": list(self.layers.unread),
+            "assumed": list(self.layers.assumed),
             "environment": to_json(self.environment),
             "lengths": to_json(self.lengths),
             "tp_size": self.tp_size,
@@ -148,6 +166,7 @@ def plan(
     batch_size: int = 1,
     seqlen: int = 4096,
     encoded: int | None = None,
+    image_size: int | None = None,
     tp_size: int = 1,
     phases: tuple[Phase, ...] = PHASES,
     policy: Policy | None = None,
@@ -159,14 +178,15 @@ def plan(
 
     ``model``: a model of transformers or its config, a configuration as a dictionary, or a preset's name.
     ``environment`` None is this machine. ``encoded``: tokens of an encoder, where it has others than
-    ``seqlen``. ``dispatcher`` and ``switches``: as of ``attnsel.select``, asked about each call too.
+    ``seqlen``. ``image_size``: pixels on each side of what a diffusion transformer makes. ``dispatcher`` and
+    ``switches``: as of ``attnsel.select``, asked about each call too.
     ``stated``: fields of AttentionParams that a model does not decide, such as ``dtype``.
 
     Raises InvalidInput for what is no model, for a field of it that is no number where one is needed, and for
     a ``tp_size`` that does not divide its heads.
     """
     env = Environment.detect() if environment is None else environment
-    lengths = Lengths(batch_size, seqlen, encoded)
+    lengths = Lengths(batch_size, seqlen, encoded, image_size)
     stated.setdefault("dtype", env.half)
     ask = partial(select, policy=policy or Policy(), dispatcher=dispatcher, switches=switches)
     return planned(
@@ -197,6 +217,17 @@ def planned(
     if any(tp_size < 1 or call.q_heads % tp_size for call in layers.calls):
         heads = ", ".join(sorted({str(call.q_heads) for call in layers.calls}))
         raise InvalidInput("tp_size", tp_size, f"must be a divisor of the query heads: {heads}")
+    grids = [call.grid for call in layers.calls if call.grid is not None]
+    for grid in grids[:1]:
+        side = lengths.image_size or grid.side
+        if side < grid.pixels or side > 1 << 16:
+            raise InvalidInput(
+                "image_size", lengths.image_size, f"must be pixels, from {grid.pixels} to 65536"
+            )
+        made = f"{side} x {side} pixels" + (f" in {grid.frames} frames of latents" if grid.frames > 1 else "")
+        told = f"{grid.image_tokens(side)} tokens of a picture of {made}"
+        text = grid.text if lengths.encoded is None else lengths.encoded
+        layers = layers._replace(assumed=(f"{told}, {text} of text" if text else told,))
     cells = []
     for call in layers.calls:
         for phase in phases:
@@ -213,10 +244,18 @@ def params_of(
     """The question that one call asks. Keys and values of fewer heads than ranks are on several of them."""
     encoded = lengths.encoded or ENCODED.get(call.stack, lengths.seqlen)
     own = lengths.seqlen if call.stack in ("text", "decoder") else encoded
-    rows = 1 if phase == "decode" else own
     keys = (lengths.encoded or lengths.seqlen) if call.attn == "cross" else own
+    batch = lengths.batch
+    if call.grid is not None:
+        text = call.grid.text if lengths.encoded is None else lengths.encoded
+        own = call.grid.image_tokens(lengths.image_size) + text * call.joint
+        keys = text if call.attn == "cross" else own
+    elif call.chunk is not None and not call.causal:  # windows of a picture, which are as sequences apart
+        batch, own = batch * -(-own // call.chunk), min(own, call.chunk)
+        keys = own
+    rows = 1 if phase == "decode" else own
     asked: dict[str, Any] = {
-        "batch_size": lengths.batch,
+        "batch_size": batch,
         "num_heads": call.q_heads // tp_size,
         "num_gqa_groups": max(1, call.kv_heads // tp_size),
         "max_seqlen_q": rows,
@@ -251,6 +290,12 @@ def _window(call: Call) -> dict[str, tuple[int, ...]]:
     return {
         "window_size": (-1 if call.window_left is None else call.window_left, -1 if right is None else right)
     }
+
+
+def cache_bytes(cell: Cell, lengths: Lengths) -> int:
+    """Of the keys and values that these layers keep between steps; 0 outside of decode."""
+    kept = len(cell.call.layers) * _kept(cell.call, lengths) * _width(cell, lengths)
+    return kept if cell.phase == "decode" else 0
 
 
 def _kept(call: Call, lengths: Lengths) -> int:

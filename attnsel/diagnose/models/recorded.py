@@ -7,16 +7,23 @@ an attention function that writes down what it gets.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
+from functools import partial
+from importlib import import_module
 from inspect import signature
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.fx.experimental import _config as fx_config
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModel, PretrainedConfig
+from torch.utils._pytree import tree_map_only
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -26,6 +33,10 @@ from attnsel.diagnose.models.table import NAMES
 from attnsel.runtime.mask_functions import Pattern, read_pattern
 
 _NAME = "attnsel_recorder"
+_GRID = 32
+"""Patches of an image on each side, so many that windows are smaller."""
+_PIXELS = 64
+"""Tokens of a picture that is made from noise."""
 _LENGTH, _ENCODED = 48, 80
 """Tokens of the question; different, so that keys which come from the encoder are told from one's own."""
 
@@ -70,63 +81,260 @@ def recorded(config: PretrainedConfig) -> Layers:
     )
 
 
+def recorded_denoiser(config: Mapping[str, Any]) -> list[tuple[int, Call]] | None:
+    """The calls of a diffusion transformer by diffusers' own code, without ``grid``; None where diffusers is
+    not installed, does not know it, or its code did not run."""
+    try:
+        diffusers = import_module("diffusers")
+        with torch.device("meta"):
+            model = getattr(diffusers, str(config["_class_name"])).from_config(dict(config)).to("meta").eval()
+    except Exception:  # whatever a library raises that is not whole, and a class for a config
+        return None
+    recorder = _Recorder(PretrainedConfig(), "diffusion vision")
+    recorder.paths = {id(module): path for path, module in model.named_modules()}
+    with recorder.listening("eager", True), torch.no_grad(), torch.device("meta"):
+        try:
+            _run(model, list(_noises(model)))
+        except Exception:  # as above
+            return None
+    lists: dict[str, int] = {}  # blocks lie in several, each counted from 0
+    found: list[tuple[int, Call]] = []
+    for (layer, call), (module, rows) in zip(recorder.calls, recorder.rows, strict=True):
+        path = recorder.place(module)[0]
+        if rows == _ENCODED:  # a text that is refined by itself
+            continue
+        if path not in lists:
+            lists[path] = max((index + 1 for index, _ in found), default=0)
+        found.append((lists[path] + layer, call._replace(joint=rows > _PIXELS)))
+    return found
+
+
+def _noises(model: Any) -> Iterator[dict[str, Any]]:
+    """What a diffusion transformer's forward asks for, by name, with the picture in each usual shape."""
+    asked, config = signature(model.forward).parameters, model.config
+    wide = ("joint_attention_dim", "text_dim", "text_embed_dim", "caption_channels", "cross_attention_dim")
+    width = next((config[name] for name in wide if config.get(name)), 1)
+    channels, axes = config["in_channels"], len(config.get("axes_dims_rope") or (1, 1, 1))
+    given = {
+        "encoder_hidden_states": torch.zeros(1, _ENCODED, width),
+        "encoder_attention_mask": torch.ones(1, _ENCODED),
+        "pooled_projections": torch.zeros(1, config.get("pooled_projection_dim") or 1),
+        "timestep": torch.zeros(1),
+        "guidance": torch.zeros(1) if config.get("guidance_embeds") else None,
+        "class_labels": torch.zeros(1, dtype=torch.long),
+        "img_ids": torch.zeros(_PIXELS, axes),
+        "txt_ids": torch.zeros(_ENCODED, axes),
+        "img_shapes": [(1, 8, _PIXELS // 8)],
+        "txt_seq_lens": [_ENCODED],
+        "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
+        **{"num_frames": 1, "height": 8, "width": _PIXELS // 8},
+        **{name: torch.zeros(1, 2) for name in ("original_size", "target_size", "crop_coords")},
+    }
+    own = {name: value for name, value in given.items() if name in asked}
+    patch = config.get("patch_size") or 1
+    high, wide_ = (8 * each for each in ((patch, patch) if isinstance(patch, int) else patch[-2:]))
+    picture = (high, wide_ * _PIXELS // 64)
+    for shape in (
+        (_PIXELS, channels),
+        (channels, *picture),
+        (channels, 1, *picture),
+        (1, channels, *picture),
+    ):
+        yield {**own, "hidden_states": torch.zeros(1, *shape)}
+
+
 def _parts(config: PretrainedConfig) -> tuple[list[tuple[str, PretrainedConfig]], list[str]]:
     """The models inside a model (text_config, vision_config), or itself; and the names of those inside that
     cannot be built by themselves."""
     inner = ((name, getattr(config, name, None)) for name in getattr(config, "sub_configs", {}))
     models = [(name, part) for name, part in inner if isinstance(part, PretrainedConfig)]
-    known = transformers.MODEL_MAPPING._model_mapping
-    built = [(name, part) for name, part in models if part.model_type in known]
-    left = [name for name, part in models if part.model_type not in known and _has_layers(part)]
-    return (built, left) if built else ([("", config)], [])
+    built = [(name, part) for name, part in models if _class_of(part) is not None]
+    left = [name for name, part in models if _class_of(part) is None and _has_layers(part)]
+    if not built or _crosses(config):
+        return [("", config)], []
+    return ([*built, ("", config)] if _has_layers(config) else built), left
+
+
+def _crosses(config: PretrainedConfig) -> bool:
+    """Whether the models inside are an encoder and the decoder that attends to it, which are run together."""
+    return config.is_encoder_decoder and type(config) in transformers.MODEL_MAPPING
 
 
 def _has_layers(part: PretrainedConfig) -> bool:
-    return any(getattr(part, name, None) for name in NAMES["layers"])
+    return any(_field(part, name) for name in NAMES["layers"])
+
+
+def _field(config: PretrainedConfig, *names: str) -> Any:
+    """The first of these that is set; one that differs by layer cannot be asked for and raises."""
+    for name in names:
+        with suppress(Exception):
+            found = getattr(config, name)
+            if found is not None:
+                return found
+    return None
+
+
+def _class_of(config: PretrainedConfig) -> type[Any] | None:
+    """The class that transformers builds of a config: by its own list, or the one in the same folder that is
+    made of it, as of towers that no user builds by themselves."""
+    kind: Any = transformers.MODEL_MAPPING.get(type(config), None)
+    if kind is not None:
+        return kind[0] if isinstance(kind, tuple) else kind  # type: ignore[no-any-return]
+    module = type(config).__module__.replace(".configuration_", ".modeling_")
+    try:
+        members = vars(import_module(module)).values()
+    except ImportError:
+        return None
+    models = (each for each in members if isinstance(each, type) and issubclass(each, PreTrainedModel))
+    own = [each for each in models if _made_of(each) is type(config)]
+    named = [each for each in own if re.search(r"(Model|Encoder|Transformer|Tower|Decoder)$", each.__name__)]
+    return next(iter(named or own), None)
+
+
+def _made_of(model: type[Any]) -> Any:
+    """The class of its config, as its constructor says it, or as the class does; None of a base class."""
+    stated = signature(model.__init__).parameters.get("config")
+    if stated is None or "forward" not in vars(model):
+        return None
+    annotated = stated.annotation
+    if isinstance(annotated, str):
+        annotated = getattr(sys.modules[model.__module__], annotated, None)
+    return annotated if isinstance(annotated, type) else model.config_class
 
 
 def _one(config: PretrainedConfig, name: str) -> tuple[list[tuple[int, Call]], list[Other]]:
-    for implementation in (_NAME, "sdpa", "eager"):
+    kind = _class_of(config)
+    if kind is None:
+        raise LookupError("it has no class for this config")
+    error: Exception | None = None
+    for implementation, truth in product((_NAME, "sdpa", "eager"), (True, False)):
         recorder = _Recorder(config, name)
         try:
-            with recorder.listening(implementation), torch.device("meta"), torch.no_grad():
-                model = AutoModel.from_config(
-                    config, attn_implementation=implementation, dtype=torch.bfloat16
-                ).eval()
-                # The other implementations ask how many tokens an expert has.
-                model.config._experts_implementation = "batched_mm"
+            with recorder.listening(implementation, truth), torch.no_grad():
+                with torch.device("meta"):
+                    model = kind._from_config(
+                        deepcopy(config), attn_implementation=implementation, dtype=torch.bfloat16
+                    ).eval()
+                    questions = list(_questions(model, config))
                 recorder.paths = {id(module): path for path, module in model.named_modules()}
-                model(**_question(model, config))
-        except (KeyError, ValueError) as error:
-            if implementation in str(error) or "scaled_dot_product_attention" in str(error):
-                continue  # it has a table of attention classes of its own, or no attention
-            raise
+                recorder.lists = {
+                    path: len(module)
+                    for path, module in model.named_modules()
+                    if isinstance(module, nn.ModuleList)
+                }
+                for module in model.modules():
+                    if re.search(r"Experts$", type(module).__name__):  # which say nothing of attention
+                        module.forward = _passed_on
+                _run(model, questions)
+        except Exception as raised:  # whatever a model's code raises on the meta device
+            error = error or raised
+            continue
         if recorder.calls:
             break
-    return recorder.calls, _others(model, recorder)
+        error = None
+    if error is not None and not recorder.calls:
+        raise error
+    return recorder.found(), _others(model, recorder)
 
 
-def _question(model: Any, config: PretrainedConfig) -> dict[str, Any]:
-    """Inputs of the shapes that the model's forward asks for."""
-    first, asked = model.main_input_name, signature(model.forward).parameters
-    given: dict[str, Any]
-    if "grid_thw" in asked:  # patches of one image, flattened; the grid's values are read
-        patch = config.patch_size**2 * getattr(config, "temporal_patch_size", 1)
-        rows = torch.zeros(256, patch * getattr(config, "in_channels", 3), dtype=torch.bfloat16)
-        given = {next(iter(asked)): rows, "grid_thw": torch.tensor([[1, 16, 16]], device="cpu")}
+def _passed_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden_states
+
+
+def _run(model: Any, questions: list[dict[str, Any]]) -> None:
+    """Asks the model, in another shape where its code does not take the first. What is made beside the model
+    has values: windows of an image are counted."""
+    error: Exception | None = None
+    for question in questions:
+        try:
+            model(**question)
+            return
+        except Exception as raised:  # noqa: PERF203 - whatever a model's code raises for another shape
+            error = error or raised
+    if error is not None:
+        raise error
+
+
+def _questions(model: Any, config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+    """Inputs of the shapes that the model's forward may ask for, the likeliest first."""
+    asked, first = signature(model.forward).parameters, model.main_input_name
+    both = config.is_encoder_decoder
+    ids = {name: _tokens(_ENCODED if both else _LENGTH) for name in ("input_ids",) if name in asked}
+    image = _image(config)
+    ways: list[dict[str, Any]]
+    grid = next((name for name in asked if name.endswith("grid_thw")), None)
+    mel = _field(config, "num_mel_bins", "input_feat_size", "feature_size", "input_size", "input_dim") or 80
+    if grid is not None and "input_ids" not in asked:  # patches of one image, flattened; the grid is read
+        sides = torch.tensor([[1, _GRID, _GRID]], device="cpu")
+        ways = [{next(iter(asked)): _floats(_GRID**2, _patch(config)), grid: sides}]
+    elif "pixel_position_ids" in asked:
+        places = torch.zeros(1, 36**2, 2, dtype=torch.long)  # a number that is pooled by 3 x 3
+        ways = [{"pixel_values": _floats(1, 36**2, _patch(config)), "pixel_position_ids": places}]
+    elif "spatial_shapes" in asked and "input_ids" not in asked:
+        shown = torch.ones(1, 256, dtype=torch.long)
+        shapes = torch.tensor([[16, 16]], device="cpu")
+        masks = {name: shown for name in ("pixel_attention_mask", "attention_mask") if name in asked}
+        ways = [{"pixel_values": _floats(1, 256, _patch(config)), "spatial_shapes": shapes, **masks}]
     elif "pixel_values" in asked and "input_ids" not in asked:
-        side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-        shape = (1, getattr(config, "num_channels", 3), side, side)
-        given = {"pixel_values": torch.zeros(shape, dtype=torch.bfloat16)}
-    elif first == "input_features":
-        given = {first: torch.zeros(1, getattr(config, "num_mel_bins", 80), 3000, dtype=torch.bfloat16)}
+        ways = [{"pixel_values": image}, {"pixel_values": image[:, None]}]
+    elif first == "input_features" or "input_features" in asked:
+        ways = [{"input_features": _floats(*shape)} for shape in ((1, mel, 3000), (1, 3000, mel))]
     elif first == "input_values":
-        given = {first: torch.zeros(1, 16_000, dtype=torch.bfloat16)}
+        ways = [{first: _floats(*shape)} for shape in ((1, 16_000), (1, 1, 16_000), (1, 1024, mel))]
+    elif "query_embeds" in asked:
+        ways = [{"query_embeds": _floats(1, 32, config.hidden_size)}]
     else:
-        given = {first: torch.zeros(1, _ENCODED if config.is_encoder_decoder else _LENGTH, dtype=torch.long)}
-    if config.is_encoder_decoder:
-        given["decoder_input_ids"] = torch.zeros(1, _LENGTH, dtype=torch.long)
-    return given
+        ways = [ids or {first: _tokens(_ENCODED if both else _LENGTH)}]
+    if ids and "pixel_values" in asked:
+        ways.append({**ids, "pixel_values": image})
+    for name, width in (
+        ("encoder_hidden_states", _field(config, "encoder_hidden_size", "cross_attention_hidden_size")),
+        ("cross_attention_states", _field(config, "hidden_size")),
+    ):
+        if name in asked and width and not both:
+            ways = [{**way, name: _floats(1, _ENCODED, width)} for way in ways]
+    for way in ways:
+        if both and "decoder_input_ids" in asked:
+            way["decoder_input_ids"] = _tokens(_LENGTH)
+        if "use_cache" in asked:
+            way["use_cache"] = False
+        wanting = (name for name, each in asked.items() if each.default is each.empty and each.kind < 2)
+        yield {**{name: _by_name(name, config) for name in wanting if name not in way}, **way}
+
+
+def _tokens(count: int) -> Tensor:
+    return torch.zeros(1, count, dtype=torch.long)
+
+
+def _floats(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.bfloat16)
+
+
+def _image(config: PretrainedConfig) -> Tensor:
+    sides = _field(config, "image_size") or 224
+    high, wide = (sides, sides) if isinstance(sides, int) else (list(sides) * 2)[:2]
+    return _floats(1, _field(config, "num_channels", "in_channels", "in_chans") or 3, high, wide)
+
+
+def _patch(config: PretrainedConfig) -> int:
+    """Values of one patch."""
+    side, frames = (
+        each if isinstance(each, int) else each[0]
+        for each in (_field(config, "patch_size") or 14, _field(config, "temporal_patch_size") or 1)
+    )
+    return int(side * side * frames * (_field(config, "in_channels", "num_channels", "in_chans") or 3))
+
+
+def _by_name(name: str, config: PretrainedConfig) -> Tensor:
+    """What an argument that must be given is, by what it is called."""
+    if "mask" in name:
+        frames = 3000 if "feature" in name or "audio" in name or "mel" in name else _LENGTH
+        return torch.ones(1, frames, dtype=torch.bool)
+    if "embeds" in name or "states" in name:
+        return _floats(1, _LENGTH, _field(config, "hidden_size", "d_model") or 1)
+    if "mel" in name or "features" in name:
+        return _floats(1, 3000, _field(config, "input_feat_size", "num_mel_bins", "feature_size") or 80)
+    return torch.zeros(1, _LENGTH, 4, dtype=torch.long) if name == "bbox" else _tokens(_LENGTH)
 
 
 class _Seen(NamedTuple):
@@ -145,23 +353,26 @@ class _Recorder:
     def __init__(self, config: PretrainedConfig, name: str) -> None:
         self.config, self.name = config, name
         self.paths: Mapping[int, str] = {}
+        self.lists: Mapping[str, int] = {}
         self.calls: list[tuple[int, Call]] = []
+        self.rows: list[tuple[nn.Module, int]] = []
         self._inside: list[nn.Module] = []
 
     @contextmanager
-    def listening(self, implementation: str) -> Iterator[None]:
-        """Attention by ``implementation`` comes here, and so do the masks made for it."""
+    def listening(self, implementation: str, truth: bool) -> Iterator[None]:
+        """Attention by ``implementation`` comes here, and so do the masks made for it; whoever reads a value
+        that nobody computed gets ``truth``."""
         with ExitStack() as stack:
             stack.enter_context(_registered(ALL_MASK_ATTENTION_FUNCTIONS, implementation, _mask))
             if implementation == _NAME:
                 stack.enter_context(_registered(ALL_ATTENTION_FUNCTIONS, _NAME, self._attend))
-            else:
-                hooks = nn.modules.module
-                entering = hooks.register_module_forward_pre_hook(lambda m, _: self._inside.append(m))
-                leaving = hooks.register_module_forward_hook(lambda m, *_: self._leave(m))
-                stack.callback(entering.remove)
-                stack.callback(leaving.remove)
-                stack.enter_context(_Listening(self))
+            hooks = nn.modules.module
+            entering = hooks.register_module_forward_pre_hook(lambda m, _: self._inside.append(m))
+            leaving = hooks.register_module_forward_hook(lambda m, *_: self._leave(m))
+            stack.callback(entering.remove)
+            stack.callback(leaving.remove)
+            stack.enter_context(fx_config.patch(meta_nonzero_assume_all_nonzero=True))  # type: ignore[attr-defined]
+            stack.enter_context(_Listening(self, truth))
             yield
 
     def _leave(self, module: nn.Module) -> None:
@@ -211,7 +422,9 @@ class _Recorder:
         scale = rest.get("scaling")
         call = Call(
             stack=_stack(self.config, self.name, path, seen.causal),
-            attn=_attn(module, path, q, k),
+            attn="cross"
+            if "diffusion" in self.name and q.shape[2] != k.shape[2]
+            else _attn(module, path, q, k),
             q_heads=q.shape[1],
             kv_heads=self._kv_heads(q, k),
             head_dim_qk=q.shape[-1],
@@ -227,25 +440,85 @@ class _Recorder:
             mask="tensor" if seen.unknown or seen.chunk else made,
         )
         self.calls.append((_layer(module, path), call))
+        self.rows.append((module, q.shape[2]))
+
+    def found(self) -> list[tuple[int, Call]]:
+        """The calls; those that one module makes for the windows of one image, as one with ``chunk``.
+
+        A layer of two attention modules, each counted, has the number of its place in the list of layers.
+        """
+        found: list[tuple[int, Call]] = []
+        of_module: dict[nn.Module, list[int]] = {}
+        for module, count in self.rows:
+            of_module.setdefault(module, []).append(count)
+        done: set[nn.Module] = set()
+        seen: dict[nn.Module, list[int]] = {}
+        causal = any(call.causal for _, call in self.calls)
+        places = {module: self.place(module) for module in of_module}
+        counts = {(many, path) for path, many, _ in places.values()}
+        beyond = any(layer >= many for (layer, _) in self.calls for many, _ in counts) and len(counts) == 1
+        for (layer, call), (module, _) in zip(self.calls, self.rows, strict=True):
+            rows = of_module[module]
+            if causal and call.attn == "cross" and call.stack == "encoder":
+                call = call._replace(stack="text")
+            if beyond:
+                layer = places[module][2]
+            if len(rows) < 2 or call.stack != "vision" or sum(rows) != _GRID**2:
+                again = seen.setdefault(module, [])  # one module in the place of several layers
+                shared = len(set(rows)) == 1 and getattr(module, "layer_idx", None) is None
+                found.append((layer + len(again) * shared, call))
+                again.append(layer)
+            elif module not in done:
+                done.add(module)
+                found.append((layer, call._replace(chunk=max(rows))))
+        return found
+
+    def place(self, module: nn.Module) -> tuple[str, int, int]:
+        """The list of layers that a module is in, how many it holds, and which of them this is."""
+        found = re.search(r"^(.*?)\.?(\d+)\.", self.paths.get(id(module), "") + ".")
+        path, index = (found[1], int(found[2])) if found else ("", 0)
+        return path, self.lists.get(path, 1 << 24), index
 
     def _kv_heads(self, q: Tensor, k: Tensor) -> int:
         """Before a repeat that the model makes itself. MLA makes keys of every head from a latent one."""
-        stated = getattr(self.config, "num_key_value_heads", getattr(self.config, "num_kv_heads", None))
-        repeated = k.shape[1] == q.shape[1] and getattr(self.config, "kv_lora_rank", None) is None
+        names = {"num_key_value_heads", "num_kv_heads"} - {*self.config.attribute_map}
+        stated = _field(self.config, *sorted(names))
+        repeated = k.shape[1] == q.shape[1] and _field(self.config, "kv_lora_rank") is None
         return stated if repeated and isinstance(stated, int) and 0 < stated < k.shape[1] else k.shape[1]
 
 
 class _Listening(TorchFunctionMode):
-    def __init__(self, recorder: _Recorder) -> None:
+    """Hears attention that goes to torch by itself, and lets a model read values that nobody computed."""
+
+    def __init__(self, recorder: _Recorder, truth: bool) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._recorder, self._truth = recorder, truth
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         if function is nn.functional.scaled_dot_product_attention:
-            return self._recorder.by_sdpa(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+            return self._recorder.by_sdpa(*args, **kwargs)
+        if function in _READS and args[0].is_meta:
+            return _READS[function](self._truth)
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            if "device" not in str(error):
+                raise
+            on_meta = partial(tree_map_only, Tensor, lambda tensor: tensor.to("meta"))
+            return function(*on_meta(args), **on_meta(kwargs))
+
+
+_READS: dict[Any, Callable[[bool], Any]] = {
+    Tensor.item: int,
+    Tensor.__bool__: bool,
+    Tensor.__int__: int,
+    Tensor.__index__: int,
+    Tensor.__float__: float,
+    Tensor.__contains__: bool,
+}
 
 
 @contextmanager
@@ -283,7 +556,8 @@ def _stack(config: PretrainedConfig, name: str, path: str, causal: bool = True) 
     main = _main_input(config)
     if main == "pixel_values" or re.search(r"vision|visual|image", words):
         return "vision"
-    if main in ("input_features", "input_values") and re.search(r"(^|\.)encoder\.", path):
+    hears = main in ("input_features", "input_values")
+    if hears and (not config.is_encoder_decoder or re.search(r"(^|\.)encoder\.", path)):
         return "speech encoder"
     if config.is_encoder_decoder:
         return "decoder" if re.search(r"(^|\.)decoder\.", path) else "encoder"
@@ -291,9 +565,7 @@ def _stack(config: PretrainedConfig, name: str, path: str, causal: bool = True) 
 
 
 def _main_input(config: PretrainedConfig) -> str:
-    kind: Any = transformers.MODEL_MAPPING[type(config)]
-    kind = kind[0] if isinstance(kind, tuple) else kind
-    return str(kind.main_input_name)
+    return str(getattr(_class_of(config), "main_input_name", ""))
 
 
 def _others(model: nn.Module, recorder: _Recorder) -> list[Other]:
@@ -314,12 +586,29 @@ def _mask(
     """In the place of transformers' mask makers: a mask without values, which knows what it would show."""
     rows = q_length or len(rest.get("cache_position", (0,)))
     made = torch.empty(batch_size, 1, rows, kv_length, dtype=torch.bool, device="meta")
-    made.attnsel_seen = _seen(read_pattern(mask_function))  # type: ignore[attr-defined]
+    made.attnsel_seen = _seen(read_pattern(mask_function), mask_function)  # type: ignore[attr-defined]
     return made
 
 
-def _seen(pattern: Pattern | None) -> _Seen:
+def _seen(pattern: Pattern | None, mask_function: Any) -> _Seen:
     if pattern is None:
-        return _Seen(causal=True, unknown=True)
+        return _probed(mask_function)
     left, right = (None if side == -1 else side for side in (pattern.left, pattern.right))
     return _Seen(pattern.causal, left, right, pattern.chunk or None)
+
+
+def _probed(mask_function: Any) -> _Seen:
+    """A mask function that a model makes itself, by what two tokens in the middle of many see of all."""
+    many = 1 << 18
+    reaches = set()
+    try:
+        for row in (many // 2, many // 2 + 777):
+            shown = mask_function(0, 0, torch.tensor(row), torch.arange(many)).expand(many).nonzero()[:, 0]
+            first, last = int(shown[0]), int(shown[-1])
+            if last - first + 1 != len(shown):
+                return _Seen(causal=last == row, unknown=True)
+            reaches.add((row - first if first else None, last - row if last < many - 1 else None))
+    except Exception:  # it asks for more than where it stands
+        return _Seen(causal=True, unknown=True)
+    (left, right), *others = reaches
+    return _Seen(right == 0, left, None if right == 0 else right, unknown=bool(others))

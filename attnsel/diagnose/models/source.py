@@ -10,7 +10,7 @@ from typing import Any
 
 from attnsel.base.rows import read_rows
 from attnsel.base.suggestions import near
-from attnsel.diagnose.models.calls import Layers
+from attnsel.diagnose.models.calls import Call, Layers, grouped
 from attnsel.diagnose.models.table import tabled
 from attnsel.errors import InvalidInput
 
@@ -54,8 +54,10 @@ def layers_of(config: Mapping[str, Any]) -> Layers:
     by_table = tabled(config)
     if not _asks_transformers():
         return by_table
-    from attnsel.diagnose.models.recorded import recorded_config  # which imports torch and transformers
+    from attnsel.diagnose.models.recorded import recorded_config, recorded_denoiser  # with torch
 
+    if "_class_name" in config:
+        return _with_denoiser(by_table, recorded_denoiser(config))
     recorded = recorded_config(config)
     if recorded is None:
         return by_table
@@ -67,6 +69,16 @@ def layers_of(config: Mapping[str, Any]) -> Layers:
         f"{text}; the table of families was read for it" if rest else text for text in recorded.unread
     )
     return recorded._replace(calls=(*recorded.calls, *rest), unread=unread)
+
+
+def _with_denoiser(by_table: Layers, calls: list[tuple[int, Call]] | None) -> Layers:
+    """What diffusers' own code hands on, with the picture's size of the table's row."""
+    if calls is None:
+        return by_table
+    grid = next((call.grid for call in by_table.calls), None)
+    own = grouped((layer, call._replace(grid=grid)) for layer, call in calls)
+    unread = by_table.unread if grid else ("how many tokens a picture has",)
+    return Layers(by_table.model_type, "diffusers' own code", own, unread=unread)
 
 
 def _asks_transformers() -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from attnsel.base.rows import read_rows
-from attnsel.diagnose.models.calls import Call, Layers, Other, Stack, grouped
+from attnsel.diagnose.models.calls import Call, Grid, Layers, Other, Stack, grouped
 from attnsel.diagnose.models.other import other_layer_type
 from attnsel.errors import InvalidInput
 
@@ -35,6 +35,10 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 _NO_MIXING = frozenset({"moe", "mlp", "dense", "sparse"})
 """Layers that tokens pass one by one, as Nemotron-H lists them."""
+
+
+_MOST_LAYERS = 1 << 14
+"""More are a slip."""
 
 
 class Family(NamedTuple):
@@ -61,6 +65,8 @@ def _families() -> dict[str, Family]:
 def tabled(config: Config) -> Layers:
     """Every attention of a model, and of each model inside it. Raises InvalidInput for a field that is no
     number where one is needed."""
+    if "_class_name" in config:
+        return _denoiser(config)
     model_type = str(config.get("model_type", ""))
     calls: list[tuple[int, Call]] = []
     other: list[Other] = []
@@ -81,16 +87,51 @@ def tabled(config: Config) -> Layers:
     return Layers(model_type, "the table of families", grouped(calls), tuple(other), tuple(unread))
 
 
+@cache
+def denoisers() -> dict[str, dict[str, str]]:
+    """The rows of diffusion transformers, by class."""
+    return {row["class"]: row for row in read_rows("attnsel.diagnose.models", "denoisers")}
+
+
+def _denoiser(config: Config) -> Layers:
+    """A diffusion transformer of diffusers. Raises InvalidInput as ``tabled`` does."""
+    name, by = str(config["_class_name"]), "the table of diffusion transformers"
+    row = denoisers().get(name)
+    if row is None:
+        return Layers(name, by, (), unread=(f"{name} of diffusers is in no row",))
+    reader = _Reader(config, Family("vision", {}, json.loads(row["defaults"])), "")
+    fields = row["layers"].split("+")
+    count = sum(reader.count(field) or 0 for field in fields if reader.value(field) != 0)
+    call = reader.call("full_attention")._replace(
+        grid=Grid(*(int(row[each]) for each in ("side", "pixels", "frames", "text"))),
+        joint="joint" in row["attends"],
+        mask="none",
+    )
+    text = call._replace(attn="cross", joint=False, mask="tensor" if "masked" in row["attends"] else "none")
+    crosses = ("cross" in row["attends"]) + bool(reader.value("added_kv_proj_dim"))  # to a picture too
+    if not crosses:
+        call = call._replace(mask=text.mask)
+    calls = [(index, each) for index in range(count) for each in (call, *[text] * crosses)]
+    twice = reader.indices("dual_attention_layers")  # once more to the picture alone
+    calls += [(index, call._replace(joint=False)) for index in range(count) if index in twice]
+    unread = (f"{row['unread']} of {name}",) if row["unread"] else ()
+    return Layers(name, by, grouped(calls), unread=unread)
+
+
 def _parts(config: Config) -> list[tuple[str, Config]]:
     """The configs of the models inside one, with the type that each has where it says none."""
     family = _families().get(str(config.get("model_type", "")), Family())
     inner = {name for name, value in config.items() if name.endswith("_config") and _is_a_model(value)}
     found: list[tuple[str, Config]] = []
     for name in sorted(inner | set(family.parts)):
-        part = dict(config.get(name) or {})
+        stated = config.get(name) or {}
+        if not isinstance(stated, Mapping):
+            raise InvalidInput(name, stated, "must be an object")
+        part = dict(stated)
         part.setdefault("model_type", family.parts.get(name, ""))
         found.append((name, part))
-    return found or [("", config)]
+    own = not {"layers", *NAMES["layers"]}.isdisjoint({*config, *family.defaults, *family.says})
+    return [*found, ("", config)] if own or not found else found
 
 
 def _is_a_model(part: Any) -> bool:
@@ -117,7 +158,8 @@ class _Reader:
         return self.family.defaults.get(name) if found is None and name not in self.config else found
 
     def number(self, *names: str) -> float | None:
-        for name in names:
+        """Under the first of these names that the file has, else as the class sets one of them."""
+        for name in (*(name for name in names if self.config.get(name) is not None), *names):
             value = self.value(name)
             if value is None:
                 continue
@@ -136,10 +178,30 @@ class _Reader:
             raise InvalidInput(field, self.value(field), "must be a whole number from 1 on")
         return int(value)
 
+    def indices(self, name: str) -> Sequence[int]:
+        """A list of layers."""
+        value = self.value(name) or ()
+        if not isinstance(value, (list, tuple)) or not all(isinstance(each, int) for each in value):
+            raise InvalidInput(name, value, "must be a list of layers")
+        return value
+
+    def width(self, heads: int) -> int:
+        """Of one head, where the file says the width of all."""
+        hidden = self.needed("hidden")
+        if hidden < heads:
+            raise InvalidInput("hidden_size", hidden, f"must be at least the number of heads, {heads}")
+        return hidden // heads
+
+    def names(self, what: str) -> tuple[str, ...]:
+        """What the family calls a thing, or what most do."""
+        return (self.says[what],) if what in self.says else NAMES[what]
+
     def needed(self, what: str) -> int:
-        found = self.count(*NAMES[what])
+        found = self.count(*self.names(what))
         if found is None:
-            raise _Missing(f"it has none of {', '.join(NAMES[what])}")
+            raise _Missing(f"it has none of {', '.join(self.names(what))}")
+        if what == "layers" and found > _MOST_LAYERS:
+            raise InvalidInput("num_hidden_layers", found, f"must be at most {_MOST_LAYERS}")
         return found
 
     # ---- the model
@@ -156,9 +218,20 @@ class _Reader:
             if mixes_otherwise is not None:
                 others.setdefault(mixes_otherwise, []).append(index)
             if mixes_otherwise is None or kind == "hybrid":
-                calls.append((index, self.of_layer(index).call(kind)))
+                calls += ((index, call) for call in self.crossed(index, self.of_layer(index).call(kind)))
         stack = self.stack()
         return calls, [Other(tuple(at), stack, *kind) for kind, at in others.items()]
+
+    def crossed(self, index: int, call: Call) -> Iterator[Call]:
+        """What a layer calls that may attend to another model's tokens, in place of its own or after them."""
+        across = call._replace(attn="cross", causal=False, window_left=None, window_right=None)
+        listed, every = (self.says.get(name) for name in ("crosses", "crosses_every"))
+        if listed and index in self.indices(listed):
+            yield across
+            return
+        yield call
+        if every and index % (self.count(every) or 1) == 0:
+            yield across
 
     def two_stacks(self) -> Iterator[tuple[int, Call]]:
         """An encoder and a decoder, whose layers attend to themselves and to the encoder's."""
@@ -168,9 +241,11 @@ class _Reader:
             ("decoder", ("decoder_layers", "num_decoder_layers", "num_layers"), "decoder_attention_heads"),
         ):
             count, own = self.count(*layers), self.count(heads, *NAMES["heads"])
+            if stack == "decoder":  # whose heads the common names do not mean
+                own = self.count(heads) or own
             if count is None or own is None:
                 raise _Missing(f"it has none of {', '.join(layers)}, or no {heads}")
-            width = self.count(*NAMES["head_dim"]) or self.needed("hidden") // own
+            width = self.count(*NAMES["head_dim"]) or self.width(own)
             call = Call(
                 stack=stack,
                 attn="self",
@@ -224,8 +299,8 @@ class _Reader:
         width, value_width = self.head_dims(heads, kind)
         window = self.window(kind)
         stack = self.stack()
-        causal = stack == "text" and not self.value("use_bidirectional_attention")
-        chunk = self.count("attention_chunk_size") if kind == "chunked_attention" else None
+        causal = stack == "text" and not self.bidirectional()
+        chunk = self.chunk() if kind == "chunked_attention" else None
         return Call(
             stack=stack if causal or stack != "text" else "encoder",
             attn="self",
@@ -241,25 +316,40 @@ class _Reader:
             softcap=self.softcap(),
             sinks="sinks" in self.says,
             bias="bias" in self.says,
-            mask="tensor" if chunk or "bias" in self.says else "implied",
+            mask="tensor" if (chunk and causal) or "bias" in self.says else "implied",
         )
+
+    def chunk(self) -> int | None:
+        """Tokens that see each other alone: of a text, or the patches of a window of an image, whose sides
+        are whole merged patches (transformers 5.23.0, get_window_index of Qwen2.5-VL's vision tower)."""
+        if "grid" not in self.says:
+            return self.count("attention_chunk_size")
+        window, patch = self.count("window_size"), self.count("patch_size")
+        merge = self.count("spatial_merge_size") or 1
+        if not window or not patch:
+            return None
+        if window < merge * patch:
+            raise InvalidInput("window_size", window, f"must be at least a merged patch, {merge * patch}")
+        return (window // merge // patch * merge) ** 2
 
     def head_dims(self, heads: int, kind: str) -> tuple[int, int]:
         """Of queries and keys, and of values; MLA's queries have a rotary part beside the other."""
         plain, rotary = self.number("qk_nope_head_dim"), self.number("qk_rope_head_dim")
         if plain is not None and rotary is not None:
-            return int(plain + rotary), self.count("v_head_dim") or int(plain + rotary)
+            if min(plain, rotary) < 0:
+                raise InvalidInput("qk_nope_head_dim", plain, "must be 0 or more")
+            return int(plain + rotary), self.count("v_head_dim") or self.width(heads)
         width = self.count(*NAMES["head_dim"])
         if kind == "full_attention" and self.value("per_layer_config") is None:
             width = self.count("global_head_dim") or int(self.says.get("global_head_dim", 0)) or width
         if width is None:
-            width = self.needed("hidden") // heads
+            width = self.width(heads)
         return width, width
 
     def kv_heads(self, heads: int, kind: str) -> int:
         if kind == "full_attention" and self.value("attention_k_eq_v"):
             return self.count("num_global_key_value_heads") or heads
-        if self.number("qk_nope_head_dim") is not None:
+        if self.number("qk_nope_head_dim") is not None or self.says.get("kv") == "heads":
             return heads
         if self.value("multi_query") and not self.value("new_decoder_architecture"):
             return 1
@@ -273,7 +363,12 @@ class _Reader:
         size = self.count(sides) if sides else self.count(*NAMES["window"])
         if size is None:
             return None
-        return size // 2 if sides else size - 1
+        return size // 2 if sides or self.bidirectional() else size - 1
+
+    def bidirectional(self) -> bool:
+        """A field that some families keep from one they were made from and do not read."""
+        read = "bidirectional" in self.says or self.model_type not in _families()
+        return read and bool(self.value("use_bidirectional_attention"))
 
     def softcap(self) -> float:
         """A field that some families keep from one they were made from and do not read."""
@@ -299,6 +394,8 @@ class _Reader:
         value = self.number(field) if not field.replace(".", "").isdigit() else float(field)
         if value is None:
             return float(width**-0.5)
+        if value <= 0:
+            raise InvalidInput(field, value, "must be above 0")
         return float(value ** float(power or 1))
 
 
@@ -352,8 +449,14 @@ def _uses_windows(reader: _Reader) -> bool:
 
 def _attention_in(reader: _Reader, count: int, rest: str) -> list[str]:
     """``FIELD``: a list of the layers with attention; the others are linear."""
-    stated = reader.value(rest) or ()
+    stated = reader.indices(rest)
     return ["full_attention" if index in stated else "linear_attention" for index in range(count)]
+
+
+def _chunks_but_in(reader: _Reader, count: int, rest: str) -> list[str]:
+    """``FIELD``: a list of the layers that see all; the others see a chunk."""
+    stated = reader.indices(rest)
+    return ["full_attention" if index in stated else "chunked_attention" for index in range(count)]
 
 
 def _attention_at(reader: _Reader, count: int, rest: str) -> list[str]:
@@ -372,6 +475,7 @@ def _letters(reader: _Reader, count: int, rest: str) -> list[str]:
 
 
 _PATTERNS: dict[str, Pattern] = {
+    "all": lambda reader, count, rest: [rest] * count,
     "full_every": _nth("full_attention", "sliding_attention"),
     "full_every_and_last": _full_every_and_last,
     "full_first_of": _nth("full_attention", "sliding_attention", first=True),
@@ -381,6 +485,7 @@ _PATTERNS: dict[str, Pattern] = {
     "windows_from": _windows_where(lambda index, bound: index >= bound),
     "windows_below": _windows_where(lambda index, bound: index < bound and not index % 2),
     "attention_in": _attention_in,
+    "chunks_but_in": _chunks_but_in,
     "attention_at": _attention_at,
     "letters": _letters,
 }

@@ -8,19 +8,22 @@ import model_families
 from attnsel import Environment, plan
 from attnsel.cli import main
 from attnsel.diagnose.models import source, table
+from attnsel.diagnose.models.document import model_document
 from attnsel.diagnose.models.plan import PHASES
+from attnsel.report.text import to_text
 from tables import each
 
-NAMED = ("qwen2_moe", "gemma2", "gemma4_text", "deepseek_v2", "gpt_oss", "modernbert", "t5")
+NAMED = ("qwen2_moe", "gemma2", "gemma4_text", "deepseek_v2", "gpt_oss", "modernbert", "t5", "whisper", "cwm")
 
 
 @each("model_type", NAMED)
 def test_the_table_says_what_transformers_hands_to_attention(model_type) -> None:
     """The first of the configurations; all of every row are asked by tests/proof/model_families.py."""
-    config = next(model_families.configs(model_type))
+    config, given = next(model_families.configs(model_type))
     wanted = model_families.told(model_families.recorded(config))
     assert wanted
-    assert [model_families.told(table.tabled(form)) for form in model_families.forms(config)] == [wanted] * 3
+    for form in model_families.forms(config, given):
+        assert model_families.told(table.tabled(form)) == wanted
 
 
 @each("name", ("gemma-3-27b", "gpt-oss-20b", "qwen3-next-80b-a3b"))
@@ -37,7 +40,41 @@ def test_layers_that_are_no_softmax_attention_are_named_and_not_planned(monkeypa
     assert [(len(other.layers), other.kind) for other in found.layers.other] == [(36, "GatedDeltaNet")]
 
 
+@each("gpu", ("H100", "B200", "RTX 4090", "T4"))
+@each(
+    ("name", "thread"),
+    (
+        ("gemma-4-26b-a4b", "vllm/issues/38887"),
+        ("deepseek-v3", "cudnn-frontend/issues/242"),
+        ("gpt-oss-20b", "flash-attention/issues/1797"),
+        ("qwen3-next-80b-a3b", "unsloth/pull/6850"),
+    ),
+)
+def test_a_layer_that_few_kernels_take_has_its_thread_beside_it(name, thread, gpu, monkeypatch) -> None:
+    monkeypatch.setattr(source, "_asks_transformers", lambda: False)
+    found = plan(name, Environment.describe(gpu))
+    assert thread in to_text(model_document(found), 200)
+    taken: dict[str, set[str | None]] = {}
+    for cell in found.cells:
+        taken.setdefault(cell.phase, set()).add(cell.kernel)
+    if any(len(kernels) > 1 for kernels in taken.values()):
+        assert any(thread in cell.as_dict()["thread"] for cell in found.cells)
+
+
+def test_a_diffusion_transformer_is_of_the_picture_that_is_asked_for() -> None:
+    config = {"_class_name": "SD3Transformer2DModel", "num_layers": 24, "dual_attention_layers": [0, 1]}
+    found = plan(config, Environment.describe("H100"), image_size=512)
+    lengths = {(len(cell.call.layers), cell.selection.params.max_seqlen_q) for cell in found.cells}
+    assert lengths == {(24, 1024 + 333), (2, 1024)}
+    assert found.layers.assumed == ("1024 tokens of a picture of 512 x 512 pixels, 333 of text",)
+
+
 BAD = (
+    ('{"model_type": "llama", "num_hidden_layers": 10000000}', "num_hidden_layers"),
+    ('{"model_type": "gemma3", "text_config": 5}', "text_config"),
+    ('{"model_type": "llama", "num_attention_heads": 4, "hidden_size": 3}', "hidden_size"),
+    ('{"model_type": "gemma2", "query_pre_attn_scalar": -1}', "query_pre_attn_scalar"),
+    ('{"_class_name": "SD3Transformer2DModel", "dual_attention_layers": 4}', "dual_attention_layers"),
     ("{", "is no JSON"),
     ("[]", "must hold a JSON object"),
     ('{"model_type": "llama", "num_attention_heads": -1}', "num_attention_heads"),
