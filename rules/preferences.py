@@ -119,6 +119,19 @@ def proven_before_executed(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.unproven)
 
 
+@preference("PREF017", short="measured slower here", evidence="measured")
+def slower_where_measured(c: RankKey, arch: int | None, policy: Policy) -> int:
+    """On sm90 triton comes after PyTorch's kernels that fit as well
+
+    Why: on an H200 it takes 1.09 to 1.45 times the time of sdpa.flash backward, 0.95 to 1.18 times forward
+    with head dimension 64, and 0.79 to 0.90 times forward with 128, so that no training step gains; other
+    types and widths were not timed. A change that adds more than half of the attention's own work to every
+    call (PREF008) outweighs that.
+    Source: benchmarks/results/kernel-speed-h200.json (bf16, d 64 and 128, 2k and 8k; triton 3.6, torch 2.11).
+    """
+    return int(arch in CANDIDATES[c.name].slower_on)
+
+
 @preference("PREF011", short="a plan per length", evidence="reported")
 def no_plan_per_length(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Where lengths vary from call to call, a kernel that plans for each is later
@@ -230,9 +243,8 @@ def order_within_a_family(c: RankKey, arch: int | None, policy: Policy) -> int:
 
     Why: cudnn asks the library itself, with every feature it has; sdpa.cudnn sees what PyTorch passes on.
     One that was written for the architecture goes before one that was not: sdpa.flash (FlashAttention-2) for
-    sm8x and sm12x, triton for sm100 to sm119. On sm90 sdpa.flash goes first: on an H200 triton takes 1.09 to
-    1.45 times its time backward, 0.95 to 1.18 forward with d 64, and 0.79 to 0.90 forward with d 128.
-    Source: attnsel's choice; on sm90 benchmarks/results/kernel-speed-h200.json (triton 3.6, torch 2.11).
+    sm8x and sm12x, triton for sm90 to sm119.
+    Source: attnsel's choice.
     """
     record = CANDIDATES[c.name]
     if not record.kernel_family:

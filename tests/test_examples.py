@@ -87,7 +87,9 @@ def test_the_table_of_examples_names_each_and_no_other():
     linked = {name.rstrip("/") for name in re.findall(r"\]\(([^)]+)\)", text)}
     for name in linked:
         assert (ROOT / "examples" / name).exists(), name
-    there = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in ("", ".py", ".ipynb")}
+    there = {
+        path.name for path in (ROOT / "examples").iterdir() if path.suffix in ("", ".py", ".ipynb", ".yml")
+    }
     assert there - {"__pycache__"} == {name.split("/")[0] for name in linked if not name.startswith("..")}
 
 

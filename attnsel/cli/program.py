@@ -253,11 +253,12 @@ def run(
     if done and not quiet:
         complain(done)
     try:
-        return execute(program, module)
+        code = execute(program, module)
     finally:
         other_libraries.put_back(sdpa=sdpa, transformers=transformers)
-        if done and not quiet:
-            complain(other_libraries.what_ran())
+    if done and not quiet and not code:  # what a failed program says last is its own
+        complain(other_libraries.what_ran())
+    return code
 
 
 # ---- ``attnsel watch``: an unmodified program, and what attention it runs ------------------------------

@@ -151,7 +151,8 @@ def _choose_while_tracing(
     name = f"run_{hashlib.sha256(repr((text, q, k, v, need_grad)).encode()).hexdigest()}"
     held = vars(_traced)
     while len(held) >= _MOST_TRACED:
-        del held[next(iter(held))]
+        oldest = next(iter(held))
+        del held[oldest], traced[oldest]
     setattr(_traced, name, bound.plain)
     traced[name] = bound.selection
     return name

@@ -96,6 +96,7 @@ class CandidateRecord:
     unproven_note: what was done there instead of running it, for reports; for calls in ``executed`` that.
     kernel_family: for ranking by speed, see attnsel/rules/preferences.py.
     written_for: architectures that the kernels were written for: of a family, these go first.
+    slower_on: architectures where they were timed beside others that fit as well, and were slower.
     place: "before NAME" or "after NAME", for one that belongs to no family.
     plan_per_length: its library prepares something, for tens of milliseconds or more, for each number of
         queries and keys that it has not seen.
@@ -132,6 +133,7 @@ class CandidateRecord:
     unproven_note: str = "not run there yet"
     kernel_family: KernelFamily = ""
     written_for: Container[int] = ()
+    slower_on: Container[int] = ()
     place: str = ""
     plan_per_length: bool = False
     efficiency: tuple[Efficiency, ...] = ()

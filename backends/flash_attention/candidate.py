@@ -21,7 +21,7 @@ FLASH_2_EFFICIENCY = (
     Efficiency(range(80, 90), 0.6, "50 to 73 % of an A100's peak (FlashAttention-2 paper)"),
     Efficiency({90}, 0.37, "362 of 989 TFLOP/s on an H100 (FlashAttention-3 paper)"),
 )
-WRITTEN_FOR_FLASH_2 = (*range(80, 91), *range(120, 130))  # sm90: PREF009
+WRITTEN_FOR_FLASH_2 = (*range(80, 90), *range(120, 130))
 _FLOAT32 = 4
 _TILE = 128  # rows, to which queries are rounded up
 

@@ -44,6 +44,7 @@ CANDIDATES = (
         ),
         unproven_note="compiled only",
         kernel_family="flash",
-        written_for=range(100, 120),
+        written_for=range(90, 120),
+        slower_on=(90,),
     ),
 )

@@ -256,7 +256,7 @@ def _otherwise(site: Site, selection: Selection, hindrances: list[Hindrance]) ->
     if site.forward.startswith(_BY_F_SDPA) and chosen is not None and not chosen.plan_only:
         assumed = selection.environment.assumed  # what is known to be there goes without saying
         needs = [component_name(one) for one in CANDIDATES[chosen.name].needs if one in assumed]
-        beside = f" with {' and '.join(needs)}" if needs else ""
+        beside = f", which needs {' and '.join(needs)}" if needs else ""
         beside += ", unproven there and checked by its first call" if chosen.unproven else ""
         way = "attnsel run --sdpa PROGRAM, or attnsel.scaled_dot_product_attention"
         return f"{way}: {chosen.name} runs it{beside}"

@@ -17,7 +17,7 @@ FOUND = sorted(path for room in ("attnsel", "rules", "backends") for path in ROO
 FILES = [path for path in FOUND if path.stem not in ELSEWHERE]
 # Of us, or what we asked ourselves: these have no source.
 OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "shapes", "sentences"} | {
-    *("open_engines", "gpu_spellings", "libraries", "machine", "texts"),
+    *("open_engines", "gpu_spellings", "libraries", "machine", "texts", "findings", "questions"),
 }
 # Columns.
 LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"} | {  # part, what it does, texts
@@ -33,6 +33,7 @@ KEY = LOGS | {
     "filters": 6,
     "open_engines": 3,
     "gpu_spellings": 2,
+    "questions": 2,
 }
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",
@@ -52,7 +53,7 @@ FORMS = {
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
     "replaced_by write why values others opt_in example packages newest released gfx "
     "text looked_for dispatcher ask stack parts defaults says without package conditions since until "
-    "told switch",
+    "told switch unread thread",
     ".*": "quick instead",  # it stands so in a log or a name, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }

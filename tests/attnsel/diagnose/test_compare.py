@@ -64,7 +64,7 @@ def test_the_odd_one_of_many_is_named(told: Any) -> None:
     code, out, _ = told("H100", "A100", "H200", "B200")
     assert code == 0
     assert out.startswith("A100 is the odd one out: alone in ")
-    assert told("H100", "H200", "B200")[1].startswith("All 168 answers are the same: H100, H200, B200.")
+    assert told("H100", "H200", "GH200")[1].startswith("All 168 answers are the same: H100, H200, GH200.")
     env = Environment.describe("H100")
     selections = [select(AttentionParams(dtype=dtype), env) for dtype in ("bf16", "fp32")]
     sides = [Side(name, env) for name in "abcd"]
