@@ -217,6 +217,12 @@ class Calls:
         self._counts[key] = LoggedCall(findings, call.times + 1, lines[:_SHOWN], tuple(ranks)[:_SHOWN])
 
 
+_UNKNOWN = (
+    "an error stands in this log too, and it is none that is known: the same call under another attention "
+    "(F.sdpa) shows whether it is about attention; then report it (the form 'A missing rule')"
+)
+
+
 def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Iterator[LoggedCall]:
     """Calls with one meaning for each message, which the whole log decides: people paste what is installed
     above or below an error."""
@@ -228,9 +234,12 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     with suppress(InvalidInput):
         arch = describe_device(str(environment["gpu"])).arch if environment.get("gpu") else None
     torch = str(environment.get("torch") or "")
+    unknown = "an exception" in seen and not any(finding.kind in ("error", "refusal") for finding in told)
     for call in calls:
         meant = (_meant(finding, arch, torch, seen) for finding in call.findings)
         if findings := tuple(finding for finding in meant if finding is not None):
+            if unknown and findings[-1].kind == "chosen" and not findings[-1].fix:
+                findings = (*findings[:-1], findings[-1]._replace(fix=_UNKNOWN))
             yield call._replace(findings=findings)
 
 
