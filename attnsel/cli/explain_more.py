@@ -255,6 +255,11 @@ def explain_log(path: Path, question: Question, short: bool, form: Form) -> int:
                 f"of {size >> 20} MiB the first {HEAD >> 20} and the last {TAIL >> 20} were read: "
                 "give the part that matters by itself for the rest"
             )
+    if found.unread:
+        complain(
+            f"{found.unread} lines in the middle, each another text about attention, were not read: "
+            "give the part that matters by itself for these"
+        )
     if not found.calls:
         for line in nothing_known():
             complain(line)

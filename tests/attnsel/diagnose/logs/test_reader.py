@@ -96,3 +96,15 @@ def test_more_different_calls_than_are_told_apart_are_counted() -> None:
     )
     found = gather(lines.splitlines(keepends=True))
     assert (len(found.calls), found.left_out) == (2000, 10)
+
+
+def test_of_endless_different_texts_both_ends_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnsel.diagnose.logs.calls.FIRST_TEXTS", 3)
+    monkeypatch.setattr("attnsel.diagnose.logs.calls.LAST_TEXTS", 2)
+    lost = "RuntimeError: FlashAttention only supports Ampere GPUs or newer."
+    noise = [f"attention step {n}" for n in range(9)]
+    assert gather([lost, *noise, *noise[:2]]).calls
+    found = gather([*noise, lost])
+    assert found.calls
+    assert found.unread == 5
+    assert not gather([*noise, lost, "attention 10", "attention 11"]).calls
