@@ -183,8 +183,9 @@ def real(side: str) -> torch.Tensor:
 @functools.cache
 def said_of() -> dict[str, dict[str, Any]]:
     """What no rule of this file says, by family: fields of its configuration ("config." before the name, with
-    dots to those of its parts), arguments of its forward, and the ``implementation`` where a part cannot
-    be "attnsel"."""
+    dots to those of its parts), arguments of its forward, the ``implementation`` where a part cannot be
+    "attnsel", and the ``double`` case: one whose float32 rounds away what is compared (drawn weights make
+    scores of 1e6), which is asked in float64."""
     found: dict[str, dict[str, Any]] = {}
     with (Path(__file__).parent / "data/transformers_families.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -281,6 +282,8 @@ def forward(model: Any, side: str) -> dict[str, torch.Tensor]:
 
 def trained(model: Any) -> dict[str, torch.Tensor]:
     given, kept = inputs_of(model, "right")
+    dtype = next(model.parameters()).dtype
+    given = {name: t.to(dtype) if t.is_floating_point() else t for name, t in given.items()}
     model.zero_grad()
     out = first(model(**given))
     out = out if kept is None or out.shape[:2] != kept.shape else out[kept]
@@ -396,10 +399,10 @@ def build(model: Any, config: Any, implementation: Any) -> Any:
     return made.eval()
 
 
-def compared(eager: Any, ours: Any, run: Any, case: str) -> Said:
+def compared(eager: Any, ours: Any, run: Any, case: str, dtype: torch.dtype) -> Said:
     from attnsel.errors import InvalidInput, NoBackendError
 
-    eager.float(), ours.float()
+    eager.to(dtype), ours.to(dtype)
     torch.manual_seed(0)  # some draw what they mask
     eager.attnsel_forced = ours.attnsel_forced = None
     try:
@@ -459,7 +462,8 @@ def family(kind: str, only: str = "", without: str = "-") -> Iterator[Said]:
         return
     for case, run in cases_of(eager):
         if only in case and without not in case:
-            yield compared(eager, ours, run, case)
+            wide = case == dict(said).get("double")
+            yield compared(eager, ours, run, case, torch.float64 if wide else torch.float32)
 
 
 def _on_meta(model: Any, config: Any) -> list[torch.Tensor]:
