@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from xml.etree import ElementTree
 
 from cyclopts import Parameter
 
+from attnsel.base.files import replace_whole
 from attnsel.base.records import stamped, to_json
 from attnsel.cli.compare import read_questions
 from attnsel.cli.explain_model import read_model
@@ -181,15 +181,11 @@ def _now(baseline: Baseline, file: Path) -> list[Held]:
 
 def _write(file: Path, text: str) -> None:
     """All of it or nothing. Raises InvalidInput."""
-    target = Path(os.path.realpath(file))
-    made = target.with_name(f".{target.name}.{os.getpid()}")
+    target = os.path.realpath(file)
+    folder, name = os.path.split(target)
     try:
-        made.write_text(text, encoding="utf-8", newline="\n")
-        if target.exists():
-            shutil.copymode(target, made)
-        os.replace(made, target)
+        replace_whole(target, text.encode(), os.path.join(folder, f".{name}.{os.getpid()}"))
     except OSError as error:
-        made.unlink(missing_ok=True)
         raise InvalidInput("FILE", str(file), f"cannot be written: {error.strerror or error}") from None
 
 

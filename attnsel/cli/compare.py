@@ -30,13 +30,7 @@ from attnsel.cli.question import (
     read_json,
     told_of,
 )
-from attnsel.diagnose.compare import (
-    Answered,
-    Side,
-    compare_document,
-    compared,
-    standard_questions,
-)
+from attnsel.diagnose.compare import Answered, Side, compare_document, compared, standard_questions
 from attnsel.diagnose.models.document import call_words
 from attnsel.diagnose.models.source import layers_of
 from attnsel.diagnose.ranks.answer import read

@@ -54,9 +54,6 @@ class Limits(FrozenModel):
     max_memory: ByteSize | None = Field(default=None, description="all that the kernel allocates")
 
 
-Limit = Literal["scores", "memory"]
-
-
 class Expected(FrozenModel):
     """A kernel, and what is accepted of it: codes of known bugs, "scores", "memory"."""
 

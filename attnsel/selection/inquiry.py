@@ -245,7 +245,7 @@ class Inquiry:
     def decide(self) -> Candidate | None:
         """The first candidate that stands; on a detected machine, the first that attnsel can run there."""
         p, env, policy = self.p, self.env, self.policy
-        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env), self._order())
+        of = self._preference_input()
         unwanted = self._unwanted
         best: Candidate | None = None
         best_key: tuple[int, ...] = ()
@@ -279,7 +279,7 @@ class Inquiry:
         for name in CANDIDATES:
             candidate = self._judged[name]
             (refused if candidate.verdict == "refused" else standing).append(candidate)
-        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env), self._order())
+        of = self._preference_input()
         keys = tuple([rank_key(candidate, p, of) for candidate in standing])
         ranked = [
             standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by is last
@@ -287,8 +287,9 @@ class Inquiry:
         ]
         return (*ranked, *refused)
 
-    def _order(self) -> Order:
-        return self._kind.order(self.p, self.policy.figures)
+    def _preference_input(self) -> PreferenceInput:
+        order = self._kind.order(self.p, self.policy.figures)
+        return preference_input(self.p, self.evidence.many_lengths, f_sdpa_order(self.env), order)
 
     @property
     def measured(self) -> Shape | None:
@@ -395,10 +396,9 @@ class Inquiry:
         candidate = self.judge(name)
         if candidate.verdict == "refused" or chosen is None:
             return tuple(dict.fromkeys(reason.code for reason in candidate.reasons))
-        p, env = self.p, self.env
-        of = preference_input(p, self.evidence.many_lengths, f_sdpa_order(env), self._kind.order(p))
-        keys = rank_key(self.judge(chosen), p, of), rank_key(candidate, p, of)
-        return tuple(code for _, code in order(keys, env.arch, self.policy) if code is not None)
+        of = self._preference_input()
+        keys = rank_key(self.judge(chosen), self.p, of), rank_key(candidate, self.p, of)
+        return tuple(code for _, code in order(keys, self.env.arch, self.policy) if code is not None)
 
     def judge_elsewhere(self, name: str, env: Environment) -> Candidate:
         """A candidate's verdict on the same call in another environment."""

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attnsel.base.files import replace_whole
 from attnsel.environment import Environment
 from attnsel.environment.gpus import look_up_gpu
 from attnsel.errors import InvalidInput, printable, short
@@ -238,19 +239,7 @@ def append(path: Path, rows: Sequence[Row]) -> None:
         lines = (
             ",".join({**row, "pair": f"m{last + 1}"}.get(column, "") for column in COLUMNS) for row in rows
         )
-        made = f"{name}.new"
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(made)  # of one that was killed
-            with open(made, "xb") as file:
-                file.write(content + "".join(f"{line}\n" for line in lines).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(made, os.stat(name).st_mode & 0o777 if os.path.exists(name) else 0o644)
-            os.replace(made, name)
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(made)
+        replace_whole(name, content + "".join(f"{line}\n" for line in lines).encode(), f"{name}.new")
 
 
 @contextlib.contextmanager

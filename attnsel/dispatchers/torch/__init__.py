@@ -13,13 +13,13 @@ from math import prod
 from typing import NamedTuple
 
 from attnsel.dispatchers.known_bugs import known_bugs
-from attnsel.dispatchers.torch.checks import CheckInput, Objection, checked_codes, objections
+from attnsel.dispatchers.torch.checks import CheckInput, Objection, between_vectors, checked_codes, objections
 from attnsel.dispatchers.torch.switches import SWITCHES, held, read
 from attnsel.environment import Environment, require_known_torch
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, TensorSpec
-from attnsel.rules.sdpa.common import VECTOR, window_hides
+from attnsel.rules.sdpa.common import window_hides
 from attnsel.rules.sdpa.platforms import EXPERIMENTAL
 from attnsel.selection.evaluate import findings
 from attnsel.selection.f_sdpa import SdpaOrder, sdpa_order
@@ -433,15 +433,9 @@ def _raised(chosen: _Kernel, asked: CheckInput) -> Refusal | None:
 
 
 def _misaligned(kernel: _Kernel, asked: CheckInput) -> tuple[str, int] | None:
-    """The first of q, k and v that begins between 16 bytes, and the bytes that it begins at a multiple of.
-    None too where the release's chooser looks at it."""
-    if "SDPA021" not in kernel.beside:
-        return None
-    tensors = asked.p.tensors
-    for name, spec in (("query", tensors.q), ("key", tensors.k), ("value", tensors.v)):
-        if spec is not None and spec.alignment < VECTOR:
-            return name, spec.alignment
-    return None
+    """``between_vectors``, in F.sdpa's names; None too where the release's chooser looks at it."""
+    found = between_vectors(asked.p) if "SDPA021" in kernel.beside else None
+    return None if found is None else ({"q": "query", "k": "key", "v": "value"}[found[0]], found[1])
 
 
 def _error_of(kernel: _Kernel, text: str, source: str, code: str = "") -> Refusal:

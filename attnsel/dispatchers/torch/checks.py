@@ -16,6 +16,7 @@ from attnsel.dispatchers.torch.switches import Held
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams, TensorSpec
+from attnsel.rules.sdpa.common import VECTOR
 from attnsel.verdicts.reasons import Reason
 
 HEADER = "sdp_utils_cpp.h"
@@ -25,7 +26,6 @@ XPU = "mkldnn/xpu/Attention.cpp"
 XPU_FLASH = "transformers/xpu/sdp_utils.cpp"
 _NEVER = (99,)
 _HALF = ("bf16", "fp16")
-_VECTOR = 16  # bytes
 
 
 class CheckInput(NamedTuple):
@@ -171,13 +171,20 @@ def _mask_gradient(asked: CheckInput) -> tuple[str, str] | None:
     return ("attn_mask requires a gradient", "SDPA326" if asked.gpu else "SDPA502")
 
 
-def _offset(asked: CheckInput) -> tuple[str, str] | None:
-    tensors = asked.p.tensors
-    for name, spec in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v)):
-        if spec is not None and spec.alignment < _VECTOR:
-            where = f"{name} begins at a multiple of {spec.alignment} bytes"
-            return (f"{where} in its storage, needs {_VECTOR}", "SDPA021")
+def between_vectors(p: AttentionParams) -> tuple[str, int] | None:
+    """The first of q, k and v that begins between 16 bytes, and the bytes that it begins at a multiple of."""
+    for name, spec in (("q", p.tensors.q), ("k", p.tensors.k), ("v", p.tensors.v)):
+        if spec is not None and spec.alignment < VECTOR:
+            return name, spec.alignment
     return None
+
+
+def _offset(asked: CheckInput) -> tuple[str, str] | None:
+    found = between_vectors(asked.p)
+    if found is None:
+        return None
+    where = f"{found[0]} begins at a multiple of {found[1]} bytes"
+    return (f"{where} in its storage, needs {VECTOR}", "SDPA021")
 
 
 def _beyond(asked: CheckInput) -> tuple[str, str] | None:

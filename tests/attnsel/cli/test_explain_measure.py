@@ -45,7 +45,9 @@ def test_the_choice_follows_what_was_measured_near_the_call_and_nothing_else(row
         assert f"nothing near this call in {DATA}" in " ".join(selection.report(1000).split())
         return
     assert selection.backend == row["first"]
-    assert "PREF016" in [c.placed_by for c in selection.ranked]
+    followed = [c.name for c in selection.ranked if c.placed_by == "PREF016"]
+    assert followed
+    assert all(selection.keeps_away(name) == ("PREF016",) for name in followed)
     assert f"Measured here ({row['m']})" in selection.report()
 
 
