@@ -100,6 +100,7 @@ class CandidateRecord:
     place: "before NAME" or "after NAME", for one that belongs to no family.
     plan_per_length: its library prepares something, for tens of milliseconds or more, for each number of
         queries and keys that it has not seen.
+    compiled_here: a compiler makes its kernels in a call of a new kind, which takes seconds or more.
     efficiency: shares of a GPU's peak 16-bit arithmetic that its kernels reach on long sequences, by
         architecture and with the source; where nobody has measured it no time is estimated.
     last_resort: right everywhere and slow on a GPU; it ranks among the last.
@@ -136,6 +137,7 @@ class CandidateRecord:
     slower_on: Container[int] = ()
     place: str = ""
     plan_per_length: bool = False
+    compiled_here: bool = False
     efficiency: tuple[Efficiency, ...] = ()
     last_resort: bool = False
     source: str = ""

@@ -44,6 +44,7 @@ CANDIDATES = (
         ),
         unproven_note="compiled only",
         kernel_family="flash",
+        compiled_here=True,
         written_for=range(90, 120),
         slower_on=(90,),
     ),
