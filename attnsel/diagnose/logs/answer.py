@@ -25,25 +25,12 @@ from attnsel.report.answer import worth_showing
 from attnsel.rules import find_rule
 from attnsel.selection.unlock import Unlock
 
-# --------------------------------------------------------------------------------------------------------
-# The question and the machine of a logged call, as far as the text goes, and what was taken for the rest.
-
-
 _T = TypeVar("_T")
 
 GPU = "H100"  # where nothing says which, so that rules can be asked at all; no answer rests on it
 _WITH_TORCH = ("cuda", "cudnn", "triton")  # what a release of torch brings
 
-_MATTER = (
-    "dtype",
-    "qkv_layout",
-    "batch_size",
-    "num_heads",
-    "max_seqlen_q",
-    "head_dim_qk",
-    "attn_mask_type",
-    "is_training",
-)
+_MATTER = "dtype qkv_layout batch_size num_heads max_seqlen_q head_dim_qk attn_mask_type is_training"
 """What a rule nearly always reads: named where it was taken for granted."""
 
 
@@ -171,13 +158,14 @@ def _assumed(
     for name, value in supposed.items():
         if name not in said and name != "gpu" and name in (*AttentionParams.model_fields, *COMPONENTS):
             yield f"{name} {short(getattr(p, name, value), str)}, as its message needs"
-    for name in _MATTER:
+    for name in _MATTER.split():
         if name not in said and name not in supposed:
             yield f"{name} {short(getattr(p, name), str)}"
 
 
 _MOST_WAYS = 2  # of each refused kernel
 _MOST_IN_ALL = 4
+SWITCHED_OFF = "the program itself leaves this kernel out"  # data/torch_sdpa.csv
 _OUR_OWN = frozenset({"INSTALL011"})  # what attnsel itself needs to run is no cause in another program
 
 
@@ -265,6 +253,7 @@ def _answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Ans
     there = env.replace(torch=Version(*OLDEST_TORCH)) if old else env
     plain = select(p, there, policy=policy.replace(adapt="never"))
     causes = tuple(_causes(call, rebuilt, plain))
+    best_first = sorted(call.findings, key=lambda finding: finding.known.startswith(SWITCHED_OFF))
     answerable = rebuilt.described and rebuilt.placed
     return AnsweredCall(
         call,
@@ -272,13 +261,10 @@ def _answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Ans
         plain,
         select(p, env, policy=policy),
         causes,
-        tuple(dict.fromkeys(finding.fix for finding in call.findings if finding.fix)),
+        tuple(dict.fromkeys(finding.fix for finding in best_first if finding.fix)),
         tuple(_ways(plain, _refused(call), rebuilt.says)) if answerable else (),
         tuple(_against(call, plain, causes)) if answerable else (),
     )
-
-
-# ---- causes -------------------------------------------------------------------------------------------
 
 
 def _refused(call: LoggedCall) -> tuple[str, ...]:
@@ -334,9 +320,6 @@ def _computed(name: str, plain: Selection, rebuilt: Rebuilt, dispatch: Dispatch 
     offer = next((one for one in offers if name in (one.candidate, one.name)), None)
     for refusal in () if offer is None else offer.refusals:
         yield Cause((), refusal.text, "computed", refusal.code, refusal.source)
-
-
-# ---- what helps, what does not fit --------------------------------------------------------------------
 
 
 def _ways(plain: Selection, refused: Sequence[str], says: Callable[[str], bool]) -> Iterator[Unlock]:

@@ -8,12 +8,13 @@ that an open call has already, and an end that the last call had too, are taken 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from operator import methodcaller
 from typing import Any, NamedTuple
 
-from attnsel.diagnose.logs.message import Finding
+from attnsel.diagnose.logs.message import Finding, Variant, elsewhere, for_this_log
 from attnsel.diagnose.logs.reader import Entry, entries
 from attnsel.diagnose.logs.vocabulary import gate, likely, more, shape_of
 from attnsel.environment import COMPONENTS, describe_device
@@ -21,13 +22,14 @@ from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 
 SEEN = "seen"
-"""The library of findings that only say whose code a log shows; ``text`` is its name."""
+"""The library of findings that only say whose code a log shows, ``text`` is its name; and of exceptions."""
 
 _Key = tuple[Finding, ...]
 _MOST = 2000  # different calls; what is beyond is counted
 _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
 _BEFORE = 12  # lines between an error and a frame of attention where people paste the error first
+_CHAINED = 150  # between "The above exception was the direct cause" and that exception
 _NONE = -1000  # the line of a frame that is not there
 ANY = "attention"  # the library of errors that are told only where no other is known
 
@@ -119,26 +121,33 @@ class Calls:
         self._counts: dict[str, LoggedCall] = {}
         self._machine: dict[str, Finding] = {}
         self._left_out = 0
-        self._others: list[tuple[Finding, Entry]] = []
+        self._other: tuple[Finding, Entry] | None = None  # the last error of attention that is none's,
+        self._raised: tuple[Finding, Entry] | None = None  # and the last exception that no message is about
 
-    def add(self, entry: Entry, findings: Iterable[Finding]) -> None:
+    def add(self, entry: Entry, findings: Sequence[Finding]) -> None:
         """What one entry says."""
         stream = self._streams.setdefault(entry.stream, _Stream())
+        told = any(_tells(finding) and not finding.near for finding in findings)
         for finding in findings:
-            if finding.kind in ("machine", "setting"):
+            if finding.library == SEEN and finding.kind == "note":
+                unknown = finding._replace(
+                    kind="error", known="{UNKNOWN}: " + finding.text, fix="{TRY_ANOTHER}"
+                )
+                self._raised = self._raised if told else (unknown._replace(library=ANY), entry)
+            elif finding.kind in ("machine", "setting"):
                 if len(self._machine) < _MOST_IN_CALL:
                     self._machine.setdefault(_identity(finding), finding)
             elif finding.kind == "frame":
                 stream.frames[finding.library] = entry.number
-                late = [(there, told) for there, told in stream.waiting if told.library == finding.library]
+                late = [(there, one) for there, one in stream.waiting if one.library == finding.library]
                 stream.waiting = [one for one in stream.waiting if one not in late]
-                for there, told in late:
-                    if entry.number - there.number <= min(_BEFORE, told.near):
-                        self.add(there, (told._replace(near=0),))
+                for there, one in late:
+                    if entry.number - there.number <= min(_BEFORE, one.near):
+                        self.add(there, (one._replace(near=0),))
             elif finding.near and entry.number - stream.frames.get(finding.library, _NONE) >= finding.near:
                 stream.waiting = [*stream.waiting, (entry, finding)][-_SHOWN:]
             elif finding.library == ANY:
-                self._others = [*self._others, (finding, entry)][-1:]
+                self._other = self._other if told else (finding, entry)
             elif finding.kind in ("chosen", "error"):
                 self._end(stream, finding, entry)
             elif finding.kind == "note" and not stream.open:
@@ -153,14 +162,14 @@ class Calls:
                 self._count(tuple(findings), Entry(0, name, ""))
             stream.open.clear()
         self._drop_told_twice()
-        told = [finding for call in self._counts.values() for finding in call.findings]
-        if not any(finding.kind in ("error", "refusal") for finding in told):
-            for finding, entry in self._others:
-                self._count((finding,), entry)
+        kinds = {finding.kind for call in self._counts.values() for finding in call.findings}
+        unknown = self._other or (self._raised if kinds else None)
+        if unknown is not None and "error" not in kinds:
+            self._count((unknown[0],), unknown[1])
         calls = [call for call in self._counts.values() if call.times > 0]
-        calls.sort(key=lambda call: (-call.times, call.lines[:1]))
+        calls.sort(key=lambda call: (call.library != ANY, -call.times, call.lines[:1]))
         machine = tuple(self._machine.values())
-        meant = tuple(_one_incident(_with_meanings(calls, machine)))
+        meant = tuple(_notes_behind_errors(_one_incident(_with_meanings(calls, machine))))
         return Gathered(meant, tuple(one for one in machine if one.library != SEEN), self._left_out)
 
     def _drop_told_twice(self) -> None:
@@ -199,7 +208,8 @@ class Calls:
                 return  # it names the choice once more, in other words
             # An error is of the call that ended last where what was chosen failed, or where the same library
             # tells it once more, in words that say no more.
-            again = before.kind == "chosen" or (same_library and _says_nothing(finding))
+            chained = entry.number - stream.frames.get(SEEN, _NONE) < _CHAINED and before.kind == "error"
+            again = before.kind == "chosen" or (same_library and _says_nothing(finding)) or chained
             if finding.kind == "error" and again:
                 key = "\x00".join(map(_identity, last))
                 if call := self._counts.get(key):
@@ -220,45 +230,43 @@ class Calls:
         self._counts[key] = LoggedCall(findings, call.times + 1, lines[:_SHOWN], tuple(ranks)[:_SHOWN])
 
 
-_UNKNOWN = (
-    "an error stands in this log too, and it is none that is known: the same call under another attention "
-    "(F.sdpa) shows whether it is about attention; then report it (the form 'A missing rule')"
-)
-
-
 def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Iterator[LoggedCall]:
     """Calls with one meaning for each message, which the whole log decides: people paste what is installed
     above or below an error."""
     told = [*machine, *(finding for call in calls for finding in call.findings)]
-    environment, arch = _merged(finding.environment for finding in told), None
+    environment = _merged(finding.environment for finding in told)
     missing = environment.get("missing") or ()
     seen = {finding.text for finding in told if finding.library == SEEN}
     seen |= {missing} if isinstance(missing, str) else set(missing)
-    with suppress(InvalidInput):
-        arch = describe_device(str(environment["gpu"])).arch if environment.get("gpu") else None
-    torch = str(environment.get("torch") or "")
-    unknown = "an exception" in seen and not any(finding.kind in ("error", "refusal") for finding in told)
+    archs = set()
+    for finding in told:
+        with suppress(InvalidInput, KeyError):
+            archs.add(describe_device(str(finding.environment["gpu"])).arch)
+    arch = archs.pop() if len(archs) == 1 else None  # of several cards nobody says which one it was
+    holds = methodcaller("holds", arch, str(environment.get("torch") or ""), seen)
     for call in calls:
-        meant = (_meant(finding, arch, torch, seen) for finding in call.findings)
+        meant = (_meant(finding, arch, holds) for finding in call.findings)
         if findings := tuple(finding for finding in meant if finding is not None):
-            if unknown and findings[-1].kind == "chosen" and not findings[-1].fix:
-                findings = (*findings[:-1], findings[-1]._replace(fix=_UNKNOWN))
             yield call._replace(findings=findings)
 
 
-def _meant(finding: Finding, arch: int | None, torch: str, seen: set[str]) -> Finding | None:
+def _meant(finding: Finding, arch: int | None, holds: Callable[[Variant], bool]) -> Finding | None:
     """With the meaning that holds: several joined where the log does not tell them apart, None for none."""
-    holding = [one for one in finding.variants if one.holds(arch, torch, seen)]
-    if not finding.variants or not holding:
-        return None if finding.variants else finding
+    there = (one for library, one in elsewhere() if library == finding.library and finding.kind == "error")
+    platform = [*filter(holds, there)][:1]
+    whole = Variant(finding.known, finding.fix, finding.codes)
+    holding = [*filter(holds, platform or finding.variants or (whole,))]
+    if not holding:
+        return None
     certain = [one for one in holding if one.seen or one.torch or (one.archs and arch is not None)]
     chosen = certain[:1] or holding
     # flash-attn's setup.py has one name for each family of Blackwell: 100, 110, 120 (setup.py:74, 2.8.4).
     any_of = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"
     build = any_of if arch is None else str(arch // 10 * 10)
+    fix = for_this_log("; or ".join(dict.fromkeys(one.fix for one in chosen)), holds)
     return finding._replace(
-        known="; or ".join(dict.fromkeys(one.known for one in chosen)),
-        fix="; or ".join(dict.fromkeys(one.fix for one in chosen)).replace("{build_arch}", build),
+        known=for_this_log("; or ".join(dict.fromkeys(one.known for one in chosen)), holds),
+        fix=fix.replace("{build_arch}", build),
         codes=tuple(dict.fromkeys(code for one in chosen for code in one.codes)),
         variants=(),
     )
@@ -278,6 +286,30 @@ def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
     yield from seen.values()
 
 
+def _notes_behind_errors(calls: Iterable[LoggedCall]) -> list[LoggedCall]:
+    """Notes and choices of a log with an error stand below it: they are no incidents of their own."""
+    calls = list(calls)
+    notes = [c for c in calls if all(one.kind in ("note", "chosen") for one in c.findings)]
+    others = [call for call in calls if call not in notes]
+    place = next((n for n, call in enumerate(others) if call.findings[-1].kind == "error"), None)
+    if place is None:
+        return calls
+    told = (one for call in notes for one in call.findings)
+    said = [Finding(one.library, "note", one.text, source=one.source) for one in told]
+    others[place] = others[place]._replace(findings=(*others[place].findings, *said))
+    return others
+
+
+def _tells(finding: Finding) -> bool:
+    """Whether it says what happened, by more than where, and more than any error of attention says."""
+    return finding.kind not in ("machine", "setting", "frame") and finding.library not in (ANY, SEEN)
+
+
+def _may_be_none(finding: Finding) -> bool:
+    """Whether the rest of the log decides if it is meant at all."""
+    return not _tells(finding) or finding.near > 0 or any(one.seen for one in finding.variants[-1:])
+
+
 def _says_nothing(finding: Finding) -> bool:
     """Whether a message is an error without any cause or fact."""
     elsewhere = finding.variants and finding.variants[-1].known  # the meaning where the log decides nothing
@@ -291,6 +323,7 @@ def _identity(finding: Finding) -> str:
     return f"{finding.library}|{finding.kind}|{finding.text}|{finding.candidates}|{facts}"
 
 
+_WRAPPED = 500  # different texts, up to which a line is read with the one below it too: terminals wrap
 FIRST_TEXTS, LAST_TEXTS = 8000, 4000
 """So many different texts are read from a log's beginning and end: what repeats costs nothing, and each of
 these some 0.4 ms."""
@@ -305,13 +338,18 @@ def gather(lines: Iterable[str]) -> Gathered:
         """Of every library; what two of them print is the first one's."""
         found: list[Finding] = []
         for library, among in likely(shape_of(text)):
-            others = [one.text for one in found if one.library != library.name and one.kind != "frame"]
+            others = [one.text for one in found if one.library != library.name and not _may_be_none(one)]
             said = library.findings(text, among)
             found += [one for one in said if not any(one.text in other for other in others)]
         return tuple(found)
 
     def take(entry: Entry) -> None:
-        if found := findings(entry.text):
+        found = findings(entry.text)
+        if entry.below and len(told) < _WRAPPED and not any(map(_tells, found)):
+            both = findings(f"{entry.text} {entry.below.strip()}")
+            if any(map(_tells, both)) and not any(map(_tells, findings(entry.below))):
+                found = both
+        if found:
             calls.add(entry, found)
 
     told, last, unread = set[int](), deque[Entry](maxlen=LAST_TEXTS), 0

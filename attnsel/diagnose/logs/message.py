@@ -266,12 +266,37 @@ def _message(
 
 
 _rows = cache(partial(read_rows, "attnsel.diagnose.logs"))
+_NAME = re.compile(r"\{([A-Z][A-Z_0-9]+)\}")
+
+
+@cache
+def _shared() -> dict[str, list[Variant]]:
+    """What rows share, by its name; of several meanings the first that holds in a log."""
+    by_name = defaultdict(list)
+    for row in _rows("texts"):
+        for name in row["name"].split(" | "):
+            by_name[name].append(Variant("", row["text"], **facts_of(row["when"])))
+    return by_name
 
 
 def _whole(cell: str) -> str:
-    """With what rows share in the place of its name."""
-    shared = {row["name"]: row["text"] for row in _rows("texts")}
-    return re.sub(r"\{([A-Z][A-Z_0-9]+)\}", lambda name: shared[name[1]], cell)
+    """With what rows share in the place of its name, but for that of which the log decides."""
+    return _NAME.sub(lambda name: name[0] if len(_shared()[name[1]]) > 1 else _shared()[name[1]][0].fix, cell)
+
+
+def for_this_log(sentence: str, holds: Callable[[Variant], bool]) -> str:
+    """With the meaning that holds in the log in the place of the names that are left."""
+
+    def meant(name: re.Match[str]) -> str:
+        return next((one.fix for one in _shared().get(name[1], ()) if holds(one)), name[0])
+
+    return _NAME.sub(meant, sentence)
+
+
+@cache
+def elsewhere() -> list[tuple[str, Variant]]:
+    """Platforms for which nothing of a library is: what is so there, and what helps."""
+    return [(r["library"], Variant(r["known"], r["fix"], **facts_of(r["when"]))) for r in _rows("elsewhere")]
 
 
 def facts_of(cell: str) -> dict[str, Any]:

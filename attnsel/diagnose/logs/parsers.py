@@ -28,9 +28,6 @@ def _meaning(file: str, part: str, reason: str) -> Finding:
     return next((one for one in found if one is not None), Finding("", "note", reason, known=clean(reason)))
 
 
-# ---- the machine -------------------------------------------------------------------------------------------
-
-
 def package(match: re.Match[str]) -> Facts:
     """A package's release, without what its build adds; torch's says CUDA's too (+cu130)."""
     name = re.sub(r"^nvidia-|-cu\d\d$", "", match["package"]).replace("-", "_")
@@ -46,6 +43,8 @@ _MODEL = re.compile(
 
 def card(match: re.Match[str]) -> Facts | None:
     """The card that the most of the words name, if there is one."""
+    if len({*map(str, match.re.findall(match.string))}) > 1:  # which of them it was, a sentence does not say
+        return None
     words = match["card"].split()
     for end in range(len(words), 0, -1):
         name = " ".join(words[:end]).strip(" :,.;")
@@ -57,8 +56,6 @@ def card(match: re.Match[str]) -> Facts | None:
                 return {"environment": {"gpu": name}}
     return None
 
-
-# ---- F.sdpa, and flex_attention ----------------------------------------------------------------------------
 
 _SIZES = re.compile(r"\[([\d, ]+)\]")
 _DIMENSIONS = {0: "batches", 1: "heads", 2: "queries", 3: "keys"}  # of the scores
@@ -112,8 +109,6 @@ def sizes(match: re.Match[str]) -> Facts:
     }
 
 
-# ---- cuDNN -------------------------------------------------------------------------------------------------
-
 _ERROR = re.compile(r"cuDNN (?:Frontend )?[Ee]rror: [^\n]*")
 
 
@@ -122,8 +117,6 @@ def whole(match: re.Match[str]) -> Facts:
     raised = _ERROR.search(match.string)
     return {"text": raised[0] if raised and raised.end() >= match.end() else match[0]}
 
-
-# ---- TransformerEngine -------------------------------------------------------------------------------------
 
 # The last of them are plain torch operators: no candidate of attnsel's.
 _ALL = ("flash_attn.2", "flash_attn.3", "flash_attn.4", "cudnn", "UnfusedDotProductAttention")
@@ -171,8 +164,6 @@ def _backends(name: str) -> tuple[str, ...]:
         return tuple(f"flash_attn.{major}" for major in re.findall(r"\d", name) or "234")
     return {"FusedAttention": ("cudnn",), "all backends": _ALL}.get(name, (name,))
 
-
-# ---- vLLM and FlashInfer -----------------------------------------------------------------------------------
 
 _CONFIG = re.compile(r"\b(\w{4,30})(?:=|: )('[^']{0,40}'|[\w.]{1,40})")
 _BACKEND = re.compile(r"(\w{3,40}): \[([^\]\n]{0,400})\]")
@@ -238,8 +229,6 @@ def kernel_name(match: re.Match[str]) -> Facts:
         params |= {name: int(said[name]) for name in ("head_dim_qk", "head_dim_v")}
     return {"params": params, "text": match["uri"].replace("_", " ")}
 
-
-# ---- xformers ----------------------------------------------------------------------------------------------
 
 _TENSOR = re.compile(r"\b(query|key|value)\s*: shape=\(([\d, ]{1,80})\) \((torch\.\w{1,20})\)")
 _BIAS = re.compile(r"attn_bias\s*: <class '(?:[\w.]{1,120}\.)?(\w{1,120})'>")

@@ -6,6 +6,7 @@ Nothing is held but the line at hand and what it goes on with, so a log may have
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from attnsel.diagnose.logs.message import More
@@ -18,11 +19,13 @@ _TOLD_IN_SOURCE = ("raise ", "warnings.warn", "logger.", "log.", "logging.", "TO
 
 
 class Entry(NamedTuple):
-    """``number``: of its first line. ``stream``: which rank or container wrote it, as the log says."""
+    """``number``: of its first line. ``stream``: which rank or container wrote it, as the log says.
+    ``below``: the line that follows, if this one is long enough to be cut off there."""
 
     number: int
     stream: str
     text: str
+    below: str = ""
 
 
 def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], More]) -> Iterator[Entry]:
@@ -30,7 +33,7 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
     ``more`` says which lines go on behind a line."""
     open_: dict[str, _Growing] = {}
     number = 0
-    for line in lines:
+    for line, below in pairwise(chain(lines, ("",))):
         number += 1
         if isinstance(line, Gap):
             number += line.lines - 1
@@ -55,7 +58,8 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
             text = text.translate(_TYPED)
         if text.lstrip().startswith(_TOLD_IN_SOURCE):
             continue  # a traceback shows the source line that says it, and then what was said
-        entry, how = Entry(number, stream, text), more(text)
+        below = without_prefix(below.rstrip("\n"))[0] if 40 < len(text) < 240 else ""  # is it wrapped?
+        entry, how = Entry(number, stream, text, below), more(text)
         if not how or (how == "brackets" and _depth(text) <= 0):
             yield entry
         else:

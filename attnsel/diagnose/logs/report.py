@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata
 from itertools import pairwise, zip_longest
 
-from attnsel.diagnose.logs.answer import AnsweredCall, Cause, Explained, library_of
+from attnsel.diagnose.logs.answer import SWITCHED_OFF, AnsweredCall, Cause, Explained, library_of
 from attnsel.diagnose.logs.calls import LoggedCall
 from attnsel.diagnose.logs.message import Finding
 from attnsel.environment import COMPONENTS
@@ -23,7 +23,6 @@ _MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔"}
 _LEADS = {"computed": "✖", "said": "?", "known": "·"}
 _MOST_SAID = 14  # messages of one call
 _MOST_PASTE = 6
-_SWITCHED_OFF = "the program itself leaves this kernel out"  # data/torch_sdpa.csv
 
 
 def log_document(explained: Explained) -> Document:
@@ -62,9 +61,6 @@ def nothing_known() -> list[str]:
     ]
 
 
-# ---- parts --------------------------------------------------------------------------------------------
-
-
 def _verdict(answer: AnsweredCall) -> str:
     """What happened, in one sentence: the cause that is known best, else the message that it ended with."""
     call, cause = answer.call, _deciding(answer)
@@ -81,7 +77,7 @@ def _verdict(answer: AnsweredCall) -> str:
 def _deciding(answer: AnsweredCall) -> Cause | None:
     """The cause that is the verdict; that a kernel was switched off by the program itself is the last."""
     order = ("known", "computed", "said")
-    told = sorted(answer.causes, key=lambda c: (c.text.startswith(_SWITCHED_OFF), order.index(c.how)))
+    told = sorted(answer.causes, key=lambda c: (c.text.startswith(SWITCHED_OFF), order.index(c.how)))
     return told[0] if told else None
 
 
@@ -120,7 +116,8 @@ def _parts(answer: AnsweredCall) -> Iterator[Block]:
     if why := tuple(_why(answer)):
         yield _part("Why", why)
     helps = [*(Item(fix, "→") for fix in answer.fixes), *map(_way, answer.ways)]
-    if not rebuilt.described and (ask := library_of(answer.call).ask):
+    known = (cause := _deciding(answer)) is not None and cause.how != "said"
+    if not (rebuilt.described or known) and (ask := library_of(answer.call).ask):
         helps.append(Item(ask, "→"))
     if not helps and not (rebuilt.described and rebuilt.placed):
         gpu = rebuilt.environment.device.name if rebuilt.placed else "NAME"
@@ -185,10 +182,8 @@ def _way(way: Unlock) -> Item:
 
 def _rest(explained: Explained) -> str:
     hidden, left_out = len(explained.answers) - MOST_CALLS, explained.left_out
-    words = [f"{hidden} more different calls: --json has them all."] if hidden > 1 else []
-    words += ["1 more different call: --json has it."] if hidden == 1 else []
-    words += ["1 call more than can be told apart was left out."] if left_out == 1 else []
-    words += [f"{left_out} calls more than can be told apart were left out."] if left_out > 1 else []
+    words = [f"Different calls that are not shown: {hidden} (--json has them all)."] if hidden > 0 else []
+    words += [f"Calls beyond those that can be told apart, left out: {left_out}."] if left_out else []
     codes = dict.fromkeys(cause.code for a in explained.answers for cause in a.causes if cause.code)
     words += [f"Why a rule: attnsel rule {next(iter(codes))}"] if codes else []
     return " ".join(words)

@@ -16,7 +16,7 @@ def test_a_report_of_many_calls_has_the_most_frequent_first_and_counts_the_rest(
     assert code == 0
     assert out.startswith("15 attention calls in this log, 7 different.")
     assert out.index("d512/512") < out.index("d72/72") < out.index("d64/64")
-    assert "2 more different calls: --json has them all." in out
+    assert "Different calls that are not shown: 2 (--json has them all)." in out
     assert len(json.loads(run(f"explain --from-log {log} --json")[1])["calls"]) == 7
 
 
