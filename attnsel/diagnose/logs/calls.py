@@ -28,8 +28,7 @@ _Key = tuple[Finding, ...]
 _MOST = 2000  # different calls; what is beyond is counted
 _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
-_BEFORE = 12  # lines between an error and a frame of attention where people paste the error first
-_CHAINED = 150  # between "The above exception was the direct cause" and that exception
+_BEFORE, _CHAIN = 12, 150  # lines: of an error pasted before its frame, of one raised from another
 _NONE = -1000  # the line of a frame that is not there
 ANY = "attention"  # the library of errors that are told only where no other is known
 
@@ -208,7 +207,7 @@ class Calls:
                 return  # it names the choice once more, in other words
             # An error is of the call that ended last where what was chosen failed, or where the same library
             # tells it once more, in words that say no more.
-            chained = entry.number - stream.frames.get(SEEN, _NONE) < _CHAINED and before.kind == "error"
+            chained = entry.number - stream.frames.get(SEEN, _NONE) < _CHAIN and before.kind == "error"
             again = before.kind == "chosen" or (same_library and _says_nothing(finding)) or chained
             if finding.kind == "error" and again:
                 key = "\x00".join(map(_identity, last))
@@ -272,7 +271,7 @@ def _meant(finding: Finding, arch: int | None, holds: Callable[[Variant], bool])
     )
 
 
-def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
+def _one_incident(calls: Iterable[LoggedCall]) -> list[LoggedCall]:
     """Calls whose messages say one and the same in other words are one: a library and the one below it, or
     both lines of an error."""
     seen: dict[tuple[object, ...], LoggedCall] = {}
@@ -283,19 +282,21 @@ def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
         if first is not call:
             lines = tuple(sorted({*first.lines, *call.lines}))[:_SHOWN]
             seen[key] = first._replace(times=max(first.times, call.times), lines=lines)
-    yield from seen.values()
+    return [*seen.values()]
 
 
-def _notes_behind_errors(calls: Iterable[LoggedCall]) -> list[LoggedCall]:
-    """Notes and choices of a log with an error stand below it: they are no incidents of their own."""
-    calls = list(calls)
-    notes = [c for c in calls if all(one.kind in ("note", "chosen") for one in c.findings)]
-    others = [call for call in calls if call not in notes]
-    place = next((n for n, call in enumerate(others) if call.findings[-1].kind == "error"), None)
-    if place is None:
+def _notes_behind_errors(calls: list[LoggedCall]) -> list[LoggedCall]:
+    """Notes and choices of a log with an error stand below it, and choices below a refusal: they are no
+    incidents of their own."""
+    failed = [call for call in calls if call.findings[-1].kind == "error"]
+    aside = {"note", "chosen"} if failed else {"chosen"}
+    others = [call for call in calls if not {one.kind for one in call.findings} <= aside]
+    first = failed or [c for c in others if any(one.kind in ("refusal", "note") for one in c.findings)]
+    if not first:
         return calls
-    told = (one for call in notes for one in call.findings)
+    told = (one for call in calls if call not in others for one in call.findings)
     said = [Finding(one.library, "note", one.text, source=one.source) for one in told]
+    place = others.index(first[0])
     others[place] = others[place]._replace(findings=(*others[place].findings, *said))
     return others
 
