@@ -51,6 +51,11 @@ class LoggedCall(NamedTuple):
         return self.findings[0].library
 
     @property
+    def by_weight(self) -> list[Finding]:
+        """What another library raised at last comes first: it ended what went on until then."""
+        return sorted(self.findings, key=lambda f: f.kind != "error" or f.library == self.library)
+
+    @property
     def params(self) -> dict[str, Any]:
         """The stated fields; what is said later wins."""
         return _merged(finding.params for finding in self.findings)
@@ -324,7 +329,6 @@ def _identity(finding: Finding) -> str:
     return f"{finding.library}|{finding.kind}|{finding.text}|{finding.candidates}|{facts}"
 
 
-_WRAPPED = 500  # different texts, up to which a line is read with the one below it too: terminals wrap
 FIRST_TEXTS, LAST_TEXTS = 8000, 4000
 """So many different texts are read from a log's beginning and end: what repeats costs nothing, and each of
 these some 0.4 ms."""
@@ -346,7 +350,7 @@ def gather(lines: Iterable[str]) -> Gathered:
 
     def take(entry: Entry) -> None:
         found = findings(entry.text)
-        if entry.below and len(told) < _WRAPPED and not any(map(_tells, found)):
+        if entry.below and len(told) < 500 and not any(map(_tells, found)):  # a terminal wraps lines
             both = findings(f"{entry.text} {entry.below.strip()}")
             if any(map(_tells, both)) and not any(map(_tells, findings(entry.below))):
                 found = both
