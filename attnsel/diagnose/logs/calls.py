@@ -256,8 +256,9 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
 
 def _meant(finding: Finding, arch: int | None, holds: Callable[[Variant], bool]) -> Finding | None:
     """With the meaning that holds: several joined where the log does not tell them apart, None for none."""
-    there = (one for library, one in elsewhere() if library == finding.library and finding.kind == "error")
-    platform = [*filter(holds, there)][:1]
+    wheel = finding.fix.startswith(("{REBUILD}", "{WHEEL}"))  # of flash-attn
+    there = (one for library, one in elsewhere() if wheel or library == finding.library)
+    platform = [*filter(holds, there)][:1] if finding.kind == "error" else []
     whole = Variant(finding.known, finding.fix, finding.codes)
     holding = [*filter(holds, platform or finding.variants or (whole,))]
     if not holding:
@@ -282,7 +283,7 @@ def _one_incident(calls: Iterable[LoggedCall]) -> list[LoggedCall]:
     seen: dict[tuple[object, ...], LoggedCall] = {}
     for call in calls:
         facts = sorted({**call.params, **call.environment}.items(), key=lambda item: item[0])
-        key = (call.library, str(facts), *(f.known + f.fix or f.text for f in call.findings))
+        key = (str(facts), *(f.known + f.fix or call.library + f.text for f in call.findings))
         first = seen.setdefault(key, call)
         if first is not call:
             lines = tuple(sorted({*first.lines, *call.lines}))[:_SHOWN]
