@@ -165,7 +165,6 @@ def _assumed(
 
 _MOST_WAYS = 2  # of each refused kernel
 _MOST_IN_ALL = 4
-SWITCHED_OFF = "the program itself leaves this kernel out"  # data/torch_sdpa.csv
 _OUR_OWN = frozenset({"INSTALL011"})  # what attnsel itself needs to run is no cause in another program
 
 
@@ -253,7 +252,6 @@ def _answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Ans
     there = env.replace(torch=Version(*OLDEST_TORCH)) if old else env
     plain = select(p, there, policy=policy.replace(adapt="never"))
     causes = tuple(_causes(call, rebuilt, plain))
-    best_first = sorted(call.findings, key=lambda finding: finding.known.startswith(SWITCHED_OFF))
     answerable = rebuilt.described and rebuilt.placed
     return AnsweredCall(
         call,
@@ -261,7 +259,7 @@ def _answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Ans
         plain,
         select(p, env, policy=policy),
         causes,
-        tuple(dict.fromkeys(finding.fix for finding in best_first if finding.fix)),
+        tuple(dict.fromkeys(finding.fix for finding in call.by_weight if finding.fix)),
         tuple(_ways(plain, _refused(call), rebuilt.says)) if answerable else (),
         tuple(_against(call, plain, causes)) if answerable else (),
     )
@@ -281,7 +279,7 @@ def _causes(call: LoggedCall, rebuilt: Rebuilt, plain: Selection) -> Iterator[Ca
     Rules are asked about kernels for which no message has a cause, and only where the call is described.
     """
     told: dict[Cause, list[str]] = {}
-    for finding in call.findings:
+    for finding in call.by_weight:
         for cause in _declared(finding, plain, rebuilt):
             told.setdefault(cause, []).extend(finding.candidates)
     explained = {name for f in call.findings if f.known or f.codes for name in f.candidates}

@@ -28,8 +28,7 @@ _Key = tuple[Finding, ...]
 _MOST = 2000  # different calls; what is beyond is counted
 _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
-_BEFORE = 12  # lines between an error and a frame of attention where people paste the error first
-_CHAINED = 150  # between "The above exception was the direct cause" and that exception
+_BEFORE, _CHAIN = 12, 150  # lines: of an error pasted before its frame, of one raised from another
 _NONE = -1000  # the line of a frame that is not there
 ANY = "attention"  # the library of errors that are told only where no other is known
 
@@ -50,6 +49,11 @@ class LoggedCall(NamedTuple):
     def library(self) -> str:
         """Whose call it is: the library that was asked first."""
         return self.findings[0].library
+
+    @property
+    def by_weight(self) -> list[Finding]:
+        """What another library raised at last comes first: it ended what went on until then."""
+        return sorted(self.findings, key=lambda f: f.kind != "error" or f.library == self.library)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -208,7 +212,7 @@ class Calls:
                 return  # it names the choice once more, in other words
             # An error is of the call that ended last where what was chosen failed, or where the same library
             # tells it once more, in words that say no more.
-            chained = entry.number - stream.frames.get(SEEN, _NONE) < _CHAINED and before.kind == "error"
+            chained = entry.number - stream.frames.get(SEEN, _NONE) < _CHAIN and before.kind == "error"
             again = before.kind == "chosen" or (same_library and _says_nothing(finding)) or chained
             if finding.kind == "error" and again:
                 key = "\x00".join(map(_identity, last))
@@ -252,8 +256,9 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
 
 def _meant(finding: Finding, arch: int | None, holds: Callable[[Variant], bool]) -> Finding | None:
     """With the meaning that holds: several joined where the log does not tell them apart, None for none."""
-    there = (one for library, one in elsewhere() if library == finding.library and finding.kind == "error")
-    platform = [*filter(holds, there)][:1]
+    wheel = finding.fix.startswith(("{REBUILD}", "{WHEEL}"))  # of flash-attn
+    there = (one for library, one in elsewhere() if wheel or library == finding.library)
+    platform = [*filter(holds, there)][:1] if finding.kind == "error" else []
     whole = Variant(finding.known, finding.fix, finding.codes)
     holding = [*filter(holds, platform or finding.variants or (whole,))]
     if not holding:
@@ -272,30 +277,32 @@ def _meant(finding: Finding, arch: int | None, holds: Callable[[Variant], bool])
     )
 
 
-def _one_incident(calls: Iterable[LoggedCall]) -> Iterator[LoggedCall]:
+def _one_incident(calls: Iterable[LoggedCall]) -> list[LoggedCall]:
     """Calls whose messages say one and the same in other words are one: a library and the one below it, or
     both lines of an error."""
     seen: dict[tuple[object, ...], LoggedCall] = {}
     for call in calls:
         facts = sorted({**call.params, **call.environment}.items(), key=lambda item: item[0])
-        key = (call.library, str(facts), *(f.known + f.fix or f.text for f in call.findings))
+        key = (str(facts), *(f.known + f.fix or call.library + f.text for f in call.findings))
         first = seen.setdefault(key, call)
         if first is not call:
             lines = tuple(sorted({*first.lines, *call.lines}))[:_SHOWN]
             seen[key] = first._replace(times=max(first.times, call.times), lines=lines)
-    yield from seen.values()
+    return [*seen.values()]
 
 
-def _notes_behind_errors(calls: Iterable[LoggedCall]) -> list[LoggedCall]:
-    """Notes and choices of a log with an error stand below it: they are no incidents of their own."""
-    calls = list(calls)
-    notes = [c for c in calls if all(one.kind in ("note", "chosen") for one in c.findings)]
-    others = [call for call in calls if call not in notes]
-    place = next((n for n, call in enumerate(others) if call.findings[-1].kind == "error"), None)
-    if place is None:
+def _notes_behind_errors(calls: list[LoggedCall]) -> list[LoggedCall]:
+    """Notes and choices of a log with an error stand below it, and choices below a refusal: they are no
+    incidents of their own."""
+    failed = [call for call in calls if call.findings[-1].kind == "error"]
+    aside = {"note", "chosen"} if failed else {"chosen"}
+    others = [call for call in calls if not {one.kind for one in call.findings} <= aside]
+    first = failed or [c for c in others if any(one.kind in ("refusal", "note") for one in c.findings)]
+    if not first:
         return calls
-    told = (one for call in notes for one in call.findings)
+    told = (one for call in calls if call not in others for one in call.findings)
     said = [Finding(one.library, "note", one.text, source=one.source) for one in told]
+    place = others.index(first[0])
     others[place] = others[place]._replace(findings=(*others[place].findings, *said))
     return others
 
@@ -323,7 +330,6 @@ def _identity(finding: Finding) -> str:
     return f"{finding.library}|{finding.kind}|{finding.text}|{finding.candidates}|{facts}"
 
 
-_WRAPPED = 500  # different texts, up to which a line is read with the one below it too: terminals wrap
 FIRST_TEXTS, LAST_TEXTS = 8000, 4000
 """So many different texts are read from a log's beginning and end: what repeats costs nothing, and each of
 these some 0.4 ms."""
@@ -345,7 +351,7 @@ def gather(lines: Iterable[str]) -> Gathered:
 
     def take(entry: Entry) -> None:
         found = findings(entry.text)
-        if entry.below and len(told) < _WRAPPED and not any(map(_tells, found)):
+        if entry.below and len(told) < 500 and not any(map(_tells, found)):  # a terminal wraps lines
             both = findings(f"{entry.text} {entry.below.strip()}")
             if any(map(_tells, both)) and not any(map(_tells, findings(entry.below))):
                 found = both

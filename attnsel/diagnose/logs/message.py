@@ -286,11 +286,9 @@ def _whole(cell: str) -> str:
 
 def for_this_log(sentence: str, holds: Callable[[Variant], bool]) -> str:
     """With the meaning that holds in the log in the place of the names that are left."""
-
-    def meant(name: re.Match[str]) -> str:
-        return next((one.fix for one in _shared().get(name[1], ()) if holds(one)), name[0])
-
-    return _NAME.sub(meant, sentence)
+    return _NAME.sub(
+        lambda n: next((one.fix for one in _shared().get(n[1], ()) if holds(one)), n[0]), sentence
+    )
 
 
 @cache

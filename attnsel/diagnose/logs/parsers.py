@@ -43,9 +43,8 @@ _MODEL = re.compile(
 
 def card(match: re.Match[str]) -> Facts | None:
     """The card that the most of the words name, if there is one."""
-    if len({*map(str, match.re.findall(match.string))}) > 1:  # which of them it was, a sentence does not say
-        return None
-    words = match["card"].split()
+    named = {*map(str, match.re.findall(match.string))}  # of several, a sentence does not say which it was
+    words = match["card"].split() if len(named) == 1 else []
     for end in range(len(words), 0, -1):
         name = " ".join(words[:end]).strip(" :,.;")
         if not _MODEL.search(name):  # most words behind "GPU" name none, and to look one up takes long

@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata
 from itertools import pairwise, zip_longest
 
-from attnsel.diagnose.logs.answer import SWITCHED_OFF, AnsweredCall, Cause, Explained, library_of
+from attnsel.diagnose.logs.answer import AnsweredCall, Cause, Explained, library_of
 from attnsel.diagnose.logs.calls import LoggedCall
 from attnsel.diagnose.logs.message import Finding
 from attnsel.environment import COMPONENTS
@@ -23,6 +23,7 @@ _MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔"}
 _LEADS = {"computed": "✖", "said": "?", "known": "·"}
 _MOST_SAID = 14  # messages of one call
 _MOST_PASTE = 6
+_SWITCHED_OFF = "the program itself leaves this kernel out"  # data/torch_sdpa.csv
 
 
 def log_document(explained: Explained) -> Document:
@@ -77,7 +78,7 @@ def _verdict(answer: AnsweredCall) -> str:
 def _deciding(answer: AnsweredCall) -> Cause | None:
     """The cause that is the verdict; that a kernel was switched off by the program itself is the last."""
     order = ("known", "computed", "said")
-    told = sorted(answer.causes, key=lambda c: (c.text.startswith(SWITCHED_OFF), order.index(c.how)))
+    told = sorted(answer.causes, key=lambda c: (c.text.startswith(_SWITCHED_OFF), order.index(c.how)))
     return told[0] if told else None
 
 

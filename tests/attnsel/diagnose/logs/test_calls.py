@@ -35,7 +35,7 @@ def seen(found: Gathered) -> list[str]:
     ("told", "calls"),
     [
         ([(3, "-a=k"), (5, "!bother")], ["ab 1 [5]"]),  # a library above it says what became of the call
-        ([(3, "-a=k"), (5, "+bother")], ["a 1 []", "b 1 [5]"]),  # and not what it chose
+        ([(3, "-a=k"), (5, "+bother")], ["ab 1 []"]),  # and what it chose stands beside it
         ([(3, "!a=k"), (4, "!bother")], ["a 1 [3]", "b 1 [4]"]),
         ([(3, "~a")], ["a 1 [3]"]),
         ([(2, "-b=k"), (3, "~a"), (4, "!c")], ["bac 1 [4]"]),
