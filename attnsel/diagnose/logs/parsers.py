@@ -271,10 +271,13 @@ def tensors(match: re.Match[str]) -> Facts:
     return {"params": params}
 
 
-def operator(match: re.Match[str]) -> Facts:
-    """An operator, and what the reasons below its name mean."""
+def operator(match: re.Match[str]) -> Facts | None:
+    """An operator, and what the reasons below its name mean; None where none stand there: a page that takes
+    the indents away shows them as lines of their own."""
     lines = [line.strip() for line in match.string.splitlines()[1:] if line.strip()]
     reasons = [line for line in lines if not line.startswith("HINT")]
+    if not reasons:
+        return None
     meant = [_meaning("image_models", "xformers", line) for line in reasons]
     name = match["operator"]
     return {
