@@ -272,14 +272,11 @@ def tensors(match: re.Match[str]) -> Facts:
 
 
 def operator(match: re.Match[str]) -> Facts | None:
-    """An operator, and what the reasons below its name mean; None where none stand there: a page that takes
-    the indents away shows them as lines of their own."""
-    lines = [line.strip() for line in match.string.splitlines()[1:] if line.strip()]
-    reasons = [line for line in lines if not line.startswith("HINT")]
-    if not reasons:
+    """An operator, and what the reasons below it mean; None without any: pages take the indents away."""
+    told = (line.strip() for line in match.string.splitlines()[1:])
+    if not (reasons := [line for line in told if line and not line.startswith("HINT")]):
         return None
-    meant = [_meaning("image_models", "xformers", line) for line in reasons]
-    name = match["operator"]
+    name, meant = match["operator"], [_meaning("image_models", "xformers", line) for line in reasons]
     return {
         "text": f"{name}: " + "; ".join(dict.fromkeys(reasons)),
         "candidates": tuple(mine for start, mine in _CANDIDATES.items() if name.startswith(start)),
