@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from attnsel.diagnose.models.calls import Call, Other, layer_count
+from attnsel.diagnose.models.calls import BY_HAND, Call, Other, layer_count
 from attnsel.diagnose.models.other import thread_of
 from attnsel.diagnose.models.plan import Cell, Lengths, ModelPlan, cache_bytes
 from attnsel.report.answer import known_bug_words, presumed, warnings
@@ -68,7 +68,7 @@ def verdict(plan: ModelPlan) -> str:
     name = plan.layers.model_type or "This model"
     text = f"{name}: {_layers(layer_count(calls))} of attention, {_kinds(len(calls))}"
     text += f", and {others} of another kind" if others else ""
-    slow = [cell for cell in plan.cells if cell.selection.chosen is None or cell.slow]
+    slow = [cell for cell in plan.cells if cell.kernel is None or cell.slow]
     if not plan.cells:
         return f"{text}."
     if not slow:
@@ -93,12 +93,21 @@ def _of_call(call: Call, cells: Iterable[Cell], lengths: Lengths) -> Screen:
         outcomes.setdefault(_outcome(cell, cache_bytes(cell, lengths)), []).append(cell.phase)
     rows = tuple((", ".join(phases), (text,)) for text, phases in outcomes.items())
     heading = Paragraph(Strong(f"{_layers(len(call.layers))}: {call_words(call)}"))
-    thread = thread_of(call)
-    return Screen((heading, Fields((*rows, *([("thread", (thread,))] if thread else [])))))
+    but = f' but "{call.reaches}"' if call.reaches else ""
+    notes = {
+        "its code": f"writes queries x keys: no attn_implementation{but} reaches a kernel"
+        if call.by_hand
+        else "",
+        "thread": thread_of(call),
+    }
+    told = tuple((name, (text,)) for name, text in notes.items() if text)
+    return Screen((heading, Fields((*rows, *told))))
 
 
 def _outcome(cell: Cell, cache: int) -> Inline:
     chosen, blocked = cell.selection.chosen, cell.blocked
+    if cell.call.by_hand:
+        return _by_hand(cell, cache)
     if chosen is None:
         parts: list[Inline] = ["nothing runs"]
     else:
@@ -113,6 +122,19 @@ def _outcome(cell: Cell, cache: int) -> Inline:
         parts[1] = ("attnsel ", parts[1])
     if blocked is not None:
         parts.append((Code(blocked[0]), " would be first but for ", Ref(blocked[1])))
+    return joined(parts, "; ")
+
+
+def _by_hand(cell: Cell, cache: int) -> Inline:
+    """Of attention that the model's code writes out."""
+    taken = [f"{size(amount)} of {what}" for what, amount in cell.memory.items()]
+    taken += [f"{size(cache)} of keys and values"] if cache else []
+    parts: list[Inline] = [(BY_HAND, *(f" · {note}" for note in ("slow", *taken)))]
+    if cell.blocked is not None:
+        name, code = cell.blocked
+        parts.append(
+            (Code(name), " would be first but for ", Ref(code)) if code else (Code(name), " could run")
+        )
     return joined(parts, "; ")
 
 

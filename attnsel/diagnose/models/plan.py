@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import to_json
 from attnsel.decision import Selection, select
-from attnsel.diagnose.models.calls import Call, Layers, layer_count
+from attnsel.diagnose.models.calls import BY_HAND, Call, Layers, layer_count
 from attnsel.diagnose.models.other import thread_of
 from attnsel.diagnose.models.source import config_of, layers_of
 from attnsel.environment import Environment
@@ -20,8 +20,9 @@ from attnsel.policy import Policy
 from attnsel.report.answer import better_way
 from attnsel.rules.sdpa.common import mask_of
 from attnsel.selection.adaptations import bias_shape
-from attnsel.selection.evaluate import memory_parts
+from attnsel.selection.evaluate import mask_bytes, memory_parts
 from attnsel.verdicts.dispatch import Dispatch
+from attnsel.verdicts.record import Memory
 
 Phase = Literal["training", "prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("training", "prefill", "decode")
@@ -40,6 +41,14 @@ class Lengths(NamedTuple):
     image_size: int | None = None
 
 
+class Way(NamedTuple):
+    """A change that brings a better kernel, and the lines to paste."""
+
+    change: str
+    candidate: str
+    paste: str
+
+
 class Cell(NamedTuple):
     """One kind of attention in one phase, on one of ``tp_size`` ranks."""
 
@@ -49,33 +58,51 @@ class Cell(NamedTuple):
 
     @property
     def kernel(self) -> str | None:
-        return self.selection.backend
+        return BY_HAND if self.call.by_hand else self.selection.backend
 
     @property
     def slow(self) -> bool:
         chosen = self.selection.chosen
-        return chosen is not None and CANDIDATES[chosen.name].last_resort
+        return self.call.by_hand or (chosen is not None and CANDIDATES[chosen.name].last_resort)
+
+    @property
+    def way(self) -> Way | None:
+        """What brings a better kernel."""
+        if not self.call.by_hand:
+            better = better_way(self.selection)
+            return None if better is None else Way(better.change, better.candidate, better.paste)
+        said = self.call.reaches
+        if not said or self.selection["flash_attn.2"].verdict == "refused":
+            return None
+        paste = f'model.set_attn_implementation("{said}")'
+        return Way(f'attn_implementation="{said}"', "flash_attn.2", paste)
 
     @property
     def blocked(self) -> tuple[str, str] | None:
-        """The best kernel that would run before this one and the code of what keeps it away."""
-        better = better_way(self.selection)
-        if better is None:
+        """The best kernel that would run before this one and the code of what keeps it away; "" where that is
+        the model's own code."""
+        better = self.way
+        wanted = None if better is None else better.candidate
+        if self.call.by_hand:
+            wanted = "flash_attn.2" if self.call.reaches else self.selection.backend
+        if wanted is None:
             return None
-        reasons = self.selection[better.candidate].reasons
-        return better.candidate, reasons[0].code if reasons else ""
+        reasons = self.selection[wanted].reasons
+        return wanted, reasons[0].code if reasons else ""
 
     @property
     def memory(self) -> dict[str, int]:
         """Bytes of one layer beside its own tensors: what the kernel takes, copies for it, mask and bias."""
         p, chosen = self.selection.params, self.selection.chosen
         parts: dict[str, int] = {}
-        if chosen is not None:
+        if self.call.by_hand:
+            parts |= written_out(p, self.selection.environment)
+        elif chosen is not None:
             parts |= memory_parts(chosen.name, p, self.selection.environment, chosen.adaptations)
         if p.has_bias:
             parts["bias"] = prod(bias_shape(p)) * ITEMSIZE[p.dtype]
         elif self.call.mask == "tensor":
-            parts.setdefault("mask", p.max_seqlen_q * p.max_seqlen_kv)  # of truth values
+            parts.setdefault("mask", mask_bytes(p, made=True))
         return parts
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,13 +114,18 @@ class Cell(NamedTuple):
             **theirs,
             "phase": self.phase,
             "backend": self.kernel,
-            "verdict": None if chosen is None else chosen.verdict,
+            "verdict": None if chosen is None or self.call.by_hand else chosen.verdict,
             "better": None if blocked is None else {"backend": blocked[0], "code": blocked[1]},
             "memory": self.memory,
             "thread": thread_of(self.call),
             "known_bugs": [reason.code for reason in self.selection.known_bugs],
             "params": to_json(self.selection.params),
         }
+
+
+def written_out(p: AttentionParams, env: Environment) -> tuple[Memory, ...]:
+    """What attention by hand takes: what F.sdpa's math kernel does, which is the same operators."""
+    return memory_parts("sdpa.math", p, env)
 
 
 def _taken(dispatched: Dispatch) -> dict[str, Any]:
@@ -131,7 +163,7 @@ class ModelPlan(NamedTuple):
         helped: dict[tuple[str, str], list[Cell]] = {}
         pastes: dict[tuple[str, str], str] = {}
         for cell in self.cells:
-            way = better_way(cell.selection)
+            way = cell.way
             if way is not None:
                 helped.setdefault((way.change, way.candidate), []).append(cell)
                 pastes[way.change, way.candidate] = way.paste
