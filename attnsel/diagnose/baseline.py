@@ -17,7 +17,7 @@ from attnsel.decision import Selection, select
 from attnsel.diagnose.compare import Outcome, keeps_away, outcome_of
 from attnsel.diagnose.models.calls import BY_HAND, Call, Layers
 from attnsel.diagnose.models.document import call_words
-from attnsel.diagnose.models.plan import PHASES, Lengths, Phase, planned, written_out
+from attnsel.diagnose.models.plan import PHASES, WRITTEN_OUT, Lengths, Phase, planned
 from attnsel.dispatchers import DISPATCHERS
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, short
@@ -208,7 +208,7 @@ def _held(place: str, name: str, selection: Selection, call: Call | None) -> Hel
     outcome = outcome_of(selection)
     if call is not None and call.by_hand:
         outcome = Outcome(BY_HAND)
-        parts += written_out(p, selection.environment)
+        parts += memory_parts(WRITTEN_OUT, p, selection.environment)
     elif dispatched is not None:
         candidate = "" if dispatched.chosen is None else dispatched.chosen.candidate
         parts += memory_parts(candidate, p, selection.environment) if candidate else ()

@@ -27,10 +27,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from attnsel.base.rows import read_rows
 from attnsel.diagnose.models import table
 from attnsel.diagnose.models.calls import Layers
-from attnsel.diagnose.models.recorded import recorded
+from attnsel.diagnose.models.recorded import recorded, recorded_config
 from paths import ROOT
 
 FILE = ROOT / "attnsel" / "diagnose" / "models" / "data" / "families.csv"
+HUB = ROOT / "tests" / "attnsel" / "diagnose" / "models" / "hub.json"
 KEPT = (
     *(name for names in table.NAMES.values() for name in names),
     *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "global_head_dim", "num_global_key_value_heads"),
@@ -128,14 +129,14 @@ FITS = {
                 "LLH|LLLLHL",
                 "|FS",
                 "FSSSSF|SSSSSF",
-                "XX|XX",
                 "|SSSSF",
                 "|LF",
                 "|SSF",
             )
         ),
-        "pattern=blocks:block_types",
+        "pattern=repeat:|LLS",
         "pattern=ratios:compress_ratios",
+        "pattern=chunks_but_in:global_attn_indexes square",
     ),
     "scale": ("", "scale=1", "scale=query_pre_attn_scalar^-0.5", "scale=attention_multiplier"),
     "more": (
@@ -305,6 +306,11 @@ def main() -> int:
         if not holds(questions):
             wrong += 1
             print(f"{model_type}: the table says otherwise")
+    for public in json.loads(HUB.read_text()):
+        layers = recorded_config(public["config"])
+        if layers and not layers.unread and told(layers) != told(table.tabled(public["config"])):
+            wrong += 1
+            print(f"{public['name']}: the table says otherwise")
     print(f"{len(known)} families, {wrong} contradictions; {len(table._families()) - len(known)} of own code")
     return 1 if wrong else 0
 

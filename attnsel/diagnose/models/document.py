@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from attnsel.diagnose.models.calls import BY_HAND, Call, Other, layer_count
+from attnsel.diagnose.models.calls import Call, Other, layer_count
 from attnsel.diagnose.models.other import thread_of
 from attnsel.diagnose.models.plan import Cell, Lengths, ModelPlan, cache_bytes
 from attnsel.report.answer import known_bug_words, presumed, warnings
@@ -105,36 +105,25 @@ def _of_call(call: Call, cells: Iterable[Cell], lengths: Lengths) -> Screen:
 
 
 def _outcome(cell: Cell, cache: int) -> Inline:
-    chosen, blocked = cell.selection.chosen, cell.blocked
-    if cell.call.by_hand:
-        return _by_hand(cell, cache)
-    if chosen is None:
-        parts: list[Inline] = ["nothing runs"]
+    parts: list[Inline]
+    blocked, name = cell.blocked, cell.kernel
+    if name is None:
+        parts = ["nothing runs"]
     else:
         own = [f"{size(amount)} of {what}" for what, amount in cell.memory.items()]
         own += [f"{size(cache)} of keys and values"] if cache else []
         bugs = known_bug_words((bug.code, bug.rule.title) for bug in cell.selection.known_bugs)
-        parts = [(Code(chosen.name), *(f" · {note}" for note in (*["slow"] * cell.slow, *own)), bugs)]
+        word: Inline = name if cell.call.by_hand else Code(name)
+        told = "" if cell.call.by_hand else bugs
+        parts = [(word, *(f" · {note}" for note in (*["slow"] * cell.slow, *own)), told)]
     dispatched = cell.selection.dispatched
-    if dispatched is not None:
+    if dispatched is not None and not cell.call.by_hand:
         theirs = "nothing" if dispatched.chosen is None else dispatched.chosen.name
         parts.insert(0, (f"{dispatched.dispatcher} takes ", Code(theirs)))
         parts[1] = ("attnsel ", parts[1])
     if blocked is not None:
-        parts.append((Code(blocked[0]), " would be first but for ", Ref(blocked[1])))
-    return joined(parts, "; ")
-
-
-def _by_hand(cell: Cell, cache: int) -> Inline:
-    """Of attention that the model's code writes out."""
-    taken = [f"{size(amount)} of {what}" for what, amount in cell.memory.items()]
-    taken += [f"{size(cache)} of keys and values"] if cache else []
-    parts: list[Inline] = [(BY_HAND, *(f" · {note}" for note in ("slow", *taken)))]
-    if cell.blocked is not None:
-        name, code = cell.blocked
-        parts.append(
-            (Code(name), " would be first but for ", Ref(code)) if code else (Code(name), " could run")
-        )
+        code = (" would be first but for ", Ref(blocked[1])) if blocked[1] else (" could run",)
+        parts.append((Code(blocked[0]), *code))
     return joined(parts, "; ")
 
 

@@ -22,13 +22,16 @@ from attnsel.rules.sdpa.common import mask_of
 from attnsel.selection.adaptations import bias_shape
 from attnsel.selection.evaluate import mask_bytes, memory_parts
 from attnsel.verdicts.dispatch import Dispatch
-from attnsel.verdicts.record import Memory
 
 Phase = Literal["training", "prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("training", "prefill", "decode")
 ENCODED = {"vision": 1024, "speech encoder": 1500}
 """Tokens of an image or of a sound where nobody states how many: 32 x 32 patches; 30 s of Whisper's
 (openai/whisper, N_AUDIO_CTX)."""
+
+
+WRITTEN_OUT = "sdpa.math"
+"""What attention by hand allocates is what F.sdpa's math kernel does, whose operators are the same."""
 
 
 class Lengths(NamedTuple):
@@ -39,14 +42,6 @@ class Lengths(NamedTuple):
     seqlen: int = 4096
     encoded: int | None = None
     image_size: int | None = None
-
-
-class Way(NamedTuple):
-    """A change that brings a better kernel, and the lines to paste."""
-
-    change: str
-    candidate: str
-    paste: str
 
 
 class Cell(NamedTuple):
@@ -66,22 +61,10 @@ class Cell(NamedTuple):
         return self.call.by_hand or (chosen is not None and CANDIDATES[chosen.name].last_resort)
 
     @property
-    def way(self) -> Way | None:
-        """What brings a better kernel."""
-        if not self.call.by_hand:
-            better = better_way(self.selection)
-            return None if better is None else Way(better.change, better.candidate, better.paste)
-        said = self.call.reaches
-        if not said or self.selection["flash_attn.2"].verdict == "refused":
-            return None
-        paste = f'model.set_attn_implementation("{said}")'
-        return Way(f'attn_implementation="{said}"', "flash_attn.2", paste)
-
-    @property
     def blocked(self) -> tuple[str, str] | None:
         """The best kernel that would run before this one and the code of what keeps it away; "" where that is
         the model's own code."""
-        better = self.way
+        better = better_way(self.selection)
         wanted = None if better is None else better.candidate
         if self.call.by_hand:
             wanted = "flash_attn.2" if self.call.reaches else self.selection.backend
@@ -96,7 +79,7 @@ class Cell(NamedTuple):
         p, chosen = self.selection.params, self.selection.chosen
         parts: dict[str, int] = {}
         if self.call.by_hand:
-            parts |= written_out(p, self.selection.environment)
+            parts |= memory_parts(WRITTEN_OUT, p, self.selection.environment)
         elif chosen is not None:
             parts |= memory_parts(chosen.name, p, self.selection.environment, chosen.adaptations)
         if p.has_bias:
@@ -121,11 +104,6 @@ class Cell(NamedTuple):
             "known_bugs": [reason.code for reason in self.selection.known_bugs],
             "params": to_json(self.selection.params),
         }
-
-
-def written_out(p: AttentionParams, env: Environment) -> tuple[Memory, ...]:
-    """What attention by hand takes: what F.sdpa's math kernel does, which is the same operators."""
-    return memory_parts("sdpa.math", p, env)
 
 
 def _taken(dispatched: Dispatch) -> dict[str, Any]:
@@ -163,7 +141,7 @@ class ModelPlan(NamedTuple):
         helped: dict[tuple[str, str], list[Cell]] = {}
         pastes: dict[tuple[str, str], str] = {}
         for cell in self.cells:
-            way = cell.way
+            way = None if cell.call.by_hand else better_way(cell.selection)
             if way is not None:
                 helped.setdefault((way.change, way.candidate), []).append(cell)
                 pastes[way.change, way.candidate] = way.paste

@@ -27,6 +27,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from attnsel.base.rows import read_rows
 from attnsel.diagnose.models.calls import Attn, Call, Layers, Mask, Other, Stack, grouped
 from attnsel.diagnose.models.other import Kind, other_layer
 from attnsel.diagnose.models.table import NAMES
@@ -133,47 +134,33 @@ def _no_autocast() -> Iterator[None]:
 def _noises(model: Any) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """What a diffusion transformer's forward asks for, by name, with the picture in each usual shape; before
     it the tokens of the picture and of the text."""
-    asked, config = signature(model.forward).parameters, model.config
-    wide = ("joint_attention_dim", "text_dim", "text_embed_dim", "caption_channels", "cap_feat_dim")
-    wide += ("context_in_dim", "cross_attention_dim")
-    width = next((config[name] for name in wide if config.get(name)), 1)
-    channels, axes = config["in_channels"], len(config.get("axes_dims_rope") or (1, 1, 1))
+    config = model.config
     text = config.get("max_text_seq_length") or config.get("text_len") or _ENCODED
-    longer = config.get("text_len_t5") or text
-    patch, at_once = config.get("patch_size") or 1, config.get("patch_size_t") or 1
-    every = config.get("temporal_compression_ratio") or 4
-    frames = ((config.get("sample_frames") or 1) - 1) // every + 1
+    sizes = {
+        **config,
+        "pixels": _PIXELS,
+        "text": text,
+        "axes": len(config.get("axes_dims_rope") or (1, 1, 1)),
+    }
     given = {
-        "encoder_hidden_states": torch.zeros(1, text, width),
-        "encoder_attention_mask": torch.ones(1, text, dtype=torch.long),
-        "pooled_projections": torch.zeros(1, config.get("pooled_projection_dim") or 1),
-        "global_hidden_states": torch.zeros(1, 1, config.get("global_states_input_dim") or 1),
-        "timestep": torch.zeros(1),
-        "guidance": torch.zeros(1) if config.get("guidance_embeds") else None,
-        "class_labels": torch.zeros(1, dtype=torch.long),
-        "img_ids": torch.zeros(_PIXELS, axes),
-        "txt_ids": torch.zeros(text, axes),
         "img_shapes": [(1, 8, _PIXELS // 8)],
         "txt_seq_lens": [text],
-        "encoder_hidden_states_t5": None
-        if "cross_attention_dim_t5" not in config
-        else torch.zeros(1, longer, config["cross_attention_dim_t5"]),
-        **{"text_embedding_mask": torch.ones(1, text), "text_embedding_mask_t5": torch.ones(1, longer)},
-        "image_meta_size": torch.zeros(6),
-        "style": torch.zeros(1, dtype=torch.long),
-        "encoder_hidden_states_2": torch.zeros(1, text, config.get("text_embed_2_dim") or 1),
-        "encoder_attention_mask_2": torch.ones(1, text, dtype=torch.long),
-        "image_embeds": None
-        if "image_embed_dim" not in config
-        else torch.zeros(1, text, config["image_embed_dim"]),
-        "timestep_r": torch.zeros(1) if config.get("use_meanflow") else None,
         "added_cond_kwargs": {"resolution": torch.zeros(1, 2), "aspect_ratio": torch.zeros(1, 1)},
         **{"num_frames": 1, "height": 8, "width": _PIXELS // 8},
-        **{name: torch.zeros(1, 2) for name in ("original_size", "target_size", "crop_coords")},
     }
-    own = {name: value for name, value in given.items() if name in asked}
-    high, wide_ = (8 * each for each in ((patch, patch) if isinstance(patch, int) else patch[-2:]))
-    picture = (high, wide_ * _PIXELS // 64)
+    for row in read_rows("attnsel.diagnose.models", "arguments"):
+        each = (
+            next(filter(None, map(sizes.get, word.split("|"))), word[-1]) for word in row["shape"].split()
+        )
+        there = not row["where"] or config.get(row["where"])
+        made = torch.ones if row["holds"] == "ones" else torch.zeros
+        kind = torch.float32 if row["holds"] == "zeros" else torch.long
+        given[row["name"]] = made(*map(int, each), dtype=kind) if there else None
+    own = {name: given[name] for name in signature(model.forward).parameters if name in given}
+    patch, at_once = config.get("patch_size") or 1, config.get("patch_size_t") or 1
+    frames = ((config.get("sample_frames") or 1) - 1) // (config.get("temporal_compression_ratio") or 4) + 1
+    picture = [8 * each for each in ((patch, patch) if isinstance(patch, int) else patch[-2:])]
+    channels = config["in_channels"]
     for tokens, shape in (
         (_PIXELS, (_PIXELS, channels)),
         (_PIXELS, (channels, *picture)),
@@ -314,9 +301,14 @@ def _questions(model: Any, config: PretrainedConfig) -> Iterator[dict[str, Any]]
             _field(config, "patch_size") or 14,
             _field(config, "num_channels", "in_channels") or 3,
         )
-        shapes = ((_patch(config),), (channels, patch, patch))
-        ways = [{next(iter(asked)): _floats(_GRID**2, *shape), grid: sides} for shape in shapes]
-        ways.append({**ways[-1], next(iter(asked)): _floats(1, _GRID**2, channels, patch, patch)})
+        ways = [
+            {next(iter(asked)): _floats(*shape), grid: sides}
+            for shape in (
+                (_GRID**2, _patch(config)),
+                (_GRID**2, channels, patch, patch),
+                (1, _GRID**2, channels, patch, patch),
+            )
+        ]
     elif "pixel_position_ids" in asked:
         places = torch.zeros(1, 36**2, 2, dtype=torch.long)  # a number that is pooled by 3 x 3
         ways = [{"pixel_values": _floats(1, 36**2, _patch(config)), "pixel_position_ids": places}]
@@ -329,17 +321,17 @@ def _questions(model: Any, config: PretrainedConfig) -> Iterator[dict[str, Any]]
         frames = _field(config, "num_frames", "frames_per_clip", "num_frames_per_clip") or 1
         patches = _floats(1, image[0, 0].numel() // (_patch_side(config) ** 2), _patch(config))
         tiles = image[:, None, None].repeat(1, 1, _field(config, "max_num_tiles") or 1, 1, 1, 1)
-        shapes = (image, image[:, None].repeat(1, frames, 1, 1, 1), patches, tiles)
-        ways = [{"pixel_values": each} for each in shapes]
+        pictures = (image, image[:, None].repeat(1, frames, 1, 1, 1), patches, tiles)
+        ways = [{"pixel_values": each} for each in pictures]
         if "target_sizes" in asked:
             ways = [{**way, "target_sizes": torch.tensor([[16, 16]], device="cpu")} for way in ways]
     elif first == "input_features" or "input_features" in asked:
-        mels, masks = (
+        mels, hides = (
             dict.fromkeys((mel, 128, 160, 320)),
             [name for name in asked if name.endswith("features_mask")],
         )
         ways = [
-            {"input_features": _floats(*shape), **dict.fromkeys(masks, torch.ones(1, 3000, dtype=torch.bool))}
+            {"input_features": _floats(*shape), **dict.fromkeys(hides, torch.ones(1, 3000, dtype=torch.bool))}
             for each in mels
             for shape in ((1, each, 3000), (1, 3000, each))
         ]
@@ -507,11 +499,9 @@ class _Recorder:
         self.note(module, q, k, v, None if windowed else mask, causal, rest)
         layer, call = self.calls[-1]
         flash = getattr(_class_of(self.config), "_supports_flash_attn", False)
-        reaches = "flash_attention_2" if flash else ""
-        self.calls[-1] = (
-            layer,
-            call._replace(by_hand=True, reaches=reaches, mask="none" if mask is None else "tensor"),
-        )
+        made: Mask = "none" if mask is None else "tensor"
+        call = call._replace(by_hand=True, reaches="flash_attention_2" if flash else "", mask=made)
+        self.calls[-1] = layer, call
 
     def _attention(self) -> nn.Module:
         """The innermost module that is called so, or that runs."""

@@ -208,6 +208,8 @@ class _Reader:
         hidden = self.needed("hidden")
         if hidden < heads:
             raise InvalidInput("hidden_size", hidden, f"must be at least the number of heads, {heads}")
+        if hidden % heads and self.model_type not in _families():
+            raise _Missing(f"it has no width of a head, and {hidden} is no multiple of {heads} heads")
         return hidden // heads
 
     def names(self, what: str) -> tuple[str, ...]:
@@ -363,7 +365,11 @@ class _Reader:
         """Tokens that see each other alone: of a text, or the patches of a window of an image, whose sides
         are whole merged patches (transformers 5.23.0, get_window_index of Qwen2.5-VL's vision tower)."""
         if "grid" not in self.says:
-            return self.count("attention_chunk_size")
+            return (
+                (self.count("window_size") or 0) ** 2
+                if "square" in self.says
+                else self.count("attention_chunk_size")
+            )
         window, patch = self.count("window_size"), self.count("patch_size")
         merge = self.count("spatial_merge_size") or 1
         if not window or not patch:
@@ -557,29 +563,18 @@ def _repeat(reader: _Reader, count: int, rest: str) -> list[str]:
     return [_LETTERS[letter] for letter in letters]
 
 
-def _of_blocks(reader: _Reader, count: int, rest: str) -> list[str]:
-    """``FIELD``: a list of words that comes again and again."""
-    stated = reader.value(rest)
-    if not isinstance(stated, (list, tuple)) or not stated:
-        raise InvalidInput(rest, stated, "must be a list of words")
-    windowed = {"attention": "sliding_attention", "global": "full_attention", "local": "sliding_attention"}
-    return [windowed.get(str(each), str(each)) for each in (list(stated) * count)[:count]]
-
-
 _LETTERS = {
     "F": "full_attention",
     "S": "sliding_attention",
     "L": "linear_attention",
     "C": "conv",
     "H": "hybrid",
-    "X": "compressed_sparse_attention",
 }
 
 _PATTERNS: dict[str, Pattern] = {
     "repeat": _repeat,
     "ratios": _ratios,
     "no_ops": _no_ops,
-    "blocks": _of_blocks,
     "all": lambda reader, count, rest: [rest] * count,
     "full_every": _nth("full_attention", "sliding_attention"),
     "full_every_and_last": _full_every_and_last,
