@@ -193,7 +193,8 @@ def forms(config: PretrainedConfig, given: dict[str, Any]) -> Iterator[dict[str,
     saved.setdefault("model_type", config.model_type)
     yield whole
     yield saved
-    yield {name: value for name, value in saved.items() if name not in DERIVED}
+    if config.model_type not in RUNNABLE:  # which are nothing without
+        yield {name: value for name, value in saved.items() if name not in DERIVED}
     yield {name: value for name, value in given.items() if value is not None}
 
 

@@ -488,6 +488,8 @@ class _Recorder:
             q, k, v = (
                 each[:, : max(1, each.shape[1] * heads // q.shape[1])] for each in (q, k, v)
             )  # of blocks
+        if q.shape[1] == 1:  # over the pixels of an autoencoder
+            return
         mask = scores.mask
         windowed = getattr(module, "attention_type", "") == "local"  # of GPT-Neo, in a buffer
         rest = {"scaling": scores.factor, "softcap": scores.softcap, "bias": scores.bias or None}
@@ -567,6 +569,7 @@ class _Recorder:
             of_module.setdefault(module, []).append(count)
         done: set[nn.Module] = set()
         seen: dict[nn.Module, list[int]] = {}
+        first: dict[str, int] = {}
         causal = any(call.causal for _, call in self.calls)
         places = {module: self.place(module) for module in of_module}
         counts = {(many, path) for path, many, _ in places.values()}
@@ -577,6 +580,10 @@ class _Recorder:
                 call = call._replace(stack="text")
             if beyond:
                 layer = places[module][2]
+            inside = re.search(r"^(.*)\.(\d+)\.", self.paths.get(id(module), "") + ".")
+            if call.stack == "vision" and inside and getattr(module, "layer_idx", None) is None:
+                first.setdefault(inside[1], max((index + 1 for index, _ in found), default=0))
+                layer = first[inside[1]] + int(inside[2])  # of stages, or of several lists
             windows = sum(rows) == _GRID**2 if call.stack == "vision" else call.stack == "speech encoder"
             if len(rows) < 2 or not windows:
                 again = seen.setdefault(module, [])  # one module in the place of several layers

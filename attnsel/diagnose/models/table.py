@@ -220,6 +220,7 @@ class _Reader:
         found = self.count(*self.names(what))
         if found is None:
             raise _Missing(f"it has none of {', '.join(self.names(what))}")
+        found += self.count(self.says.get(f"{what}_more", "")) or 0
         if what == "layers" and found > _MOST_LAYERS:
             raise InvalidInput("num_hidden_layers", found, f"must be at most {_MOST_LAYERS}")
         return found

@@ -59,7 +59,7 @@ def followed(
     if does == "product" and len(given) > 1:
         left, right = _factors(args, given[-2:])
         if scores is not None and scores.over:
-            found(scores, right)
+            found(scores, right if getattr(given[-2], "attnsel_scores", None) is scores else left)
         elif min(left.dim(), right.dim()) >= 3:
             factor: float | None = kwargs.get("alpha", 1.0)
             for each in given[-2:]:
@@ -91,8 +91,10 @@ def followed(
 def _marked(does: str, given: list[Tensor], by: float | None, out: Any, causal: Any) -> None:
     """What is known of a tensor that holds no scores: its factor, and the mask that it is."""
     factor = getattr(given[0], "attnsel_factor", 1.0)
-    if does == "keeps" or (does == "times" and len(given) == 1 and by is not None):
-        out.attnsel_factor = factor if does == "keeps" or factor is None else factor * by
+    if does == "times" and len(given) == 1 and by is not None and factor is not None:
+        out.attnsel_factor = factor * by
+    elif does == "keeps":
+        out.attnsel_factor = factor
     elif does == "times" and min(each.numel() for each in given) == 1:
         out.attnsel_factor = None
     seen = next((each.attnsel_seen for each in given if hasattr(each, "attnsel_seen")), None)
