@@ -161,8 +161,8 @@ def configs(model_type: str) -> Iterator[tuple[PretrainedConfig, dict[str, Any]]
     plain = AutoConfig.for_model(model_type)
     has = {*plain.to_dict(), *plain.attribute_map, "layer_types"}
     parts = parts_of(model_type)
-    for given in RUNNABLE.get(model_type, ()):
-        yield AutoConfig.for_model(model_type, **given), {"model_type": model_type, **given}
+    for fields in RUNNABLE.get(model_type, ()):
+        yield AutoConfig.for_model(model_type, **fields), {"model_type": model_type, **fields}
     for changes in CHANGES if model_type not in RUNNABLE else ():
         given: dict[str, Any] = {name: value for name, value in changes.items() if name in has}
         if "qk_rope_head_dim" in has:  # of which head_dim is another name, or that part alone
@@ -171,8 +171,8 @@ def configs(model_type: str) -> Iterator[tuple[PretrainedConfig, dict[str, Any]]
             given.pop("num_key_value_heads", None)
         for name in parts:
             own = getattr(plain, name)
-            fields = {*own.to_dict(), *own.attribute_map}
-            given[name] = {field: value for field, value in changes.items() if field in fields}
+            there = {*own.to_dict(), *own.attribute_map}
+            given[name] = {field: value for field, value in changes.items() if field in there}
         if given.keys() <= {"layer_types", "num_hidden_layers"} and changes is CHANGES[-1]:
             continue
         try:

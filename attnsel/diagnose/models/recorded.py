@@ -258,7 +258,7 @@ def _one(config: PretrainedConfig, name: str) -> tuple[list[tuple[int, Call]], l
                 _run(model, questions)
         except Exception as raised:  # whatever a model's code raises on the meta device
             error = error or raised
-            if len(recorder.calls) < (_field(config, *NAMES["layers"]) or 1):
+            if len(recorder.calls) < (_field(config, *NAMES["layers"]) or 1 << 14):
                 continue  # what stands behind all layers may fail
         if recorder.calls:
             return recorder.found(), _others(model, recorder)
@@ -526,7 +526,7 @@ class _Recorder:
         if seen is None:
             made = "none" if mask is None else "tensor"
             window = rest.get("sliding_window") if mask is None and causal else None
-            seen = _Seen(causal, window - 1 if window else None)
+            seen = _Seen(causal and not _by_head(mask), window - 1 if window else None)
         if getattr(module, "compressor", None) is not None:  # keys beside those of the window
             seen = _Seen(causal=True, unknown=True)
         scale, stack = rest.get("scaling"), _stack(self.config, self.name, path, seen.causal)
