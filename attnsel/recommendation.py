@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnsel.decision import Selection, select
+from attnsel.diagnose.models.calls import Call
 from attnsel.diagnose.models.plan import plan
 from attnsel.dispatchers import dispatched_by
 from attnsel.environment import Environment
@@ -79,13 +80,23 @@ def recommend(
         "dispatcher": LIBRARIES[library],
         "switches": {},
     }
+    written: list[Call] = []
     if isinstance(call, AttentionParams):
         asked = [select(call, env, **how)]
     elif isinstance(call, Sequence) and not isinstance(call, str):
         asked = [select(_of_tensors(call, stated), env, **how)]
     else:
-        asked = [cell.selection for cell in plan(call, env, **how, **stated).cells]
+        cells = plan(call, env, **how, **stated).cells
+        asked = [cell.selection for cell in cells]
+        written = [cell.call for cell in cells if cell.call.by_hand] if library == "transformers" else []
     offers = _open_to_all(library, asked)
+    if written:  # no other is taken by such a model
+        reached = {call.reaches for call in written}
+        offers = [offer for offer in offers if {offer.name} == reached]
+        if not offers:
+            eager = Implementation("eager")
+            eager.why = "its code writes attention out, and no other kernel runs what it holds"
+            return eager
     if not offers:
         refused = asked[0].dispatched.offers[0].refusals if asked[0].dispatched else ()
         why = refused[0].text if refused else "it has no kernel for it"

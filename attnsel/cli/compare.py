@@ -116,6 +116,7 @@ def compare(
             [
                 Answered((call_words(cell.call), cell.phase), cell.selection, len(cell.call.layers))
                 for cell in plan.cells
+                if not cell.call.by_hand  # which is the same everywhere
             ]
             for plan in plans
         ]

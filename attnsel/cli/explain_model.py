@@ -30,7 +30,7 @@ def explain_model(
     layers = layers_of(read_model(model))
     plan = plan_there(layers, question.where(), question, tp_size, chooser, image_size)
     form.print(lambda: model_document(plan), lambda: stamped("model", plan.as_dict()))
-    runs = [cell.selection.backend is not None for cell in plan.cells]
+    runs = [cell.kernel is not None for cell in plan.cells]
     return FOUND if all(runs) else NO_BACKEND
 
 

@@ -15,9 +15,9 @@ from attnsel.base.model import FrozenModel, invalid_input
 from attnsel.base.records import stamped, versions
 from attnsel.decision import Selection, select
 from attnsel.diagnose.compare import Outcome, keeps_away, outcome_of
-from attnsel.diagnose.models.calls import Layers
+from attnsel.diagnose.models.calls import BY_HAND, Call, Layers
 from attnsel.diagnose.models.document import call_words
-from attnsel.diagnose.models.plan import PHASES, Lengths, Phase, planned
+from attnsel.diagnose.models.plan import PHASES, WRITTEN_OUT, Lengths, Phase, planned
 from attnsel.dispatchers import DISPATCHERS
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, short
@@ -26,7 +26,7 @@ from attnsel.policy import Policy
 from attnsel.report.answer import better_way
 from attnsel.report.document import Block, Code, Document, Inline, Item, Items, Paragraph, Ref, Strong, joined
 from attnsel.selection.adaptations import bias_shape
-from attnsel.selection.evaluate import memory_parts
+from attnsel.selection.evaluate import mask_bytes, memory_parts
 from attnsel.verdicts.requirements import size
 
 # ---- the file --------------------------------------------------------------------------------------------
@@ -156,10 +156,10 @@ def held_now(
     """Every question in every environment, answered. Raises InvalidInput naming the part of the file."""
     found: list[Held] = []
     for place, env in environments.items():
-        asked: dict[str, tuple[Selection, bool]] = {}
+        asked: dict[str, tuple[Selection, Call | None]] = {}
         for name, model in baseline.models.items():
-            for question, selection, masked in _of_model(name, model, models[name], env, baseline):
-                asked[question if question not in asked else f"{question} ({len(asked)})"] = selection, masked
+            for question, selection, call in _of_model(name, model, models[name], env, baseline):
+                asked[question if question not in asked else f"{question} ({len(asked)})"] = selection, call
         for name, fields in baseline.questions.items():
             try:
                 p = AttentionParams(**{"dtype": env.half, **fields})
@@ -167,15 +167,15 @@ def held_now(
                 raise InvalidInput(f"questions.{name}.{error.field}", error.value, error.allowed) from None
             if name in asked:
                 raise InvalidInput("questions", name, "is the name of a model's question too")
-            asked[name] = _ask(p, env, baseline), False
+            asked[name] = _ask(p, env, baseline), None
         found += [_held(place, name, *answer) for name, answer in asked.items()]
     return found
 
 
 def _of_model(
     name: str, model: ModelAsked, layers: Layers, env: Environment, baseline: Baseline
-) -> Iterator[tuple[str, Selection, bool]]:
-    """Each question, its answer, and whether the model's own code makes a mask of queries x keys for it."""
+) -> Iterator[tuple[str, Selection, Call]]:
+    """Each question, its answer, and what the model's own code does beside it."""
     stated = {"dtype": model.dtype or env.half}
     lengths = Lengths(model.batch_size, model.seqlen, model.encoded)
     try:
@@ -193,7 +193,7 @@ def _of_model(
     if not plan.cells:
         raise InvalidInput(f"models.{name}", model.model, "holds no attention to ask about")
     for cell in plan.cells:
-        yield f"{name}: {call_words(cell.call)}, {cell.phase}", cell.selection, cell.call.mask == "tensor"
+        yield f"{name}: {call_words(cell.call)}, {cell.phase}", cell.selection, cell.call
 
 
 def _ask(p: AttentionParams, env: Environment, baseline: Baseline) -> Selection:
@@ -201,25 +201,25 @@ def _ask(p: AttentionParams, env: Environment, baseline: Baseline) -> Selection:
     return select(p, env, policy=baseline.policy, dispatcher=baseline.dispatcher, switches=switches)
 
 
-def _held(place: str, name: str, selection: Selection, masked: bool) -> Held:
+def _held(place: str, name: str, selection: Selection, call: Call | None) -> Held:
+    """``call``: of a model, which may make a mask of queries x keys, or write its attention out."""
     p, dispatched, chosen = selection.params, selection.dispatched, selection.chosen
     parts: list[tuple[str, int]] = []
-    if dispatched is not None:
+    outcome = outcome_of(selection)
+    if call is not None and call.by_hand:
+        outcome = Outcome(BY_HAND)
+        parts += memory_parts(WRITTEN_OUT, p, selection.environment)
+    elif dispatched is not None:
         candidate = "" if dispatched.chosen is None else dispatched.chosen.candidate
         parts += memory_parts(candidate, p, selection.environment) if candidate else ()
     elif chosen is not None:
         parts += memory_parts(chosen.name, p, selection.environment, chosen.adaptations)
     scores = sum(amount for what, amount in parts if what in ("scores", "mask"))
-    if masked and p.tensors.mask is None:
-        scores += p.batch_size * p.max_seqlen_q * p.max_seqlen_kv
-    if p.tensors.mask is not None:
-        scores += prod(p.tensors.mask.shape) * ITEMSIZE.get(p.tensors.mask.dtype, 1)
-    elif p.attn_mask_type == "arbitrary":
-        scores += p.max_seqlen_q * p.max_seqlen_kv
+    scores += mask_bytes(p, made=call is not None and call.mask == "tensor")
     if p.has_bias:
         scores += prod(bias_shape(p)) * ITEMSIZE[p.dtype]
     square = scores if p.max_seqlen_q > 1 else 0
-    return Held(place, name, outcome_of(selection), square, sum(amount for _, amount in parts), selection)
+    return Held(place, name, outcome, square, sum(amount for _, amount in parts), selection)
 
 
 def failures(baseline: Baseline, now: list[Held], line_of: Callable[[str, str], int]) -> list[Failure]:

@@ -68,6 +68,18 @@ def tensor_bytes(p: AttentionParams) -> int:
     return elements * ITEMSIZE[p.dtype]
 
 
+def mask_bytes(p: AttentionParams, made: bool = False) -> int:
+    """Of a mask of queries x keys: one that is given, without the dimensions that repeat it; one that flags
+    call arbitrary; or one of truth values for each sequence, where the model's code has ``made`` it."""
+    mask, pairs = p.tensors.mask, p.max_seqlen_q * p.max_seqlen_kv
+    if made:
+        return p.batch_size * pairs
+    if mask is not None:
+        own = [count for count, step in zip(mask.shape, mask.stride, strict=True) if step]
+        return prod(own) * ITEMSIZE.get(mask.dtype, 1)
+    return pairs if p.attn_mask_type == "arbitrary" else 0
+
+
 @lru_cache(maxsize=64)
 def room(p: AttentionParams, env: Environment) -> int | None:
     """Bytes that the GPU has beside the call's own tensors.

@@ -27,10 +27,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from attnsel.base.rows import read_rows
 from attnsel.diagnose.models import table
 from attnsel.diagnose.models.calls import Layers
-from attnsel.diagnose.models.recorded import recorded
+from attnsel.diagnose.models.recorded import recorded, recorded_config
 from paths import ROOT
 
 FILE = ROOT / "attnsel" / "diagnose" / "models" / "data" / "families.csv"
+HUB = ROOT / "tests" / "attnsel" / "diagnose" / "models" / "hub.json"
 KEPT = (
     *(name for names in table.NAMES.values() for name in names),
     *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "global_head_dim", "num_global_key_value_heads"),
@@ -46,6 +47,7 @@ KEPT = (
     ),
     *("layer_group_size", "cross_attention_layers", "cross_attention_frequency", "fullatt_block_indexes"),
     *("patch_size", "spatial_merge_size", "window_size", "use_sliding_window"),
+    *("block_types", "attention_dim", "swa_head_dim"),
     *("encoder_attention_heads", "decoder_attention_heads", "global_attn_every_n_layers", "attention_scale"),
 )
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -65,6 +67,43 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"num_hidden_layers": 5, "num_attention_heads": 8, "hidden_size": 512, "window_size": 56},
     {"num_hidden_layers": 8, "use_bidirectional_attention": True, "layer_types": None},
 )
+RUNNABLE: dict[str, tuple[dict[str, Any], ...]] = {
+    "dots1": (
+        {"n_routed_experts": 8, "n_shared_experts": 1, "num_hidden_layers": 5},
+        {
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 96,
+        },
+    ),
+    "lfm2_moe": ({"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},),
+    "glm4v_moe_text": (
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 128,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [8, 12, 12],
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "glm_image_text": (
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 128,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]},
+        },
+    ),
+    "dbrx": ({"n_layers": 3, "attn_config": {"kv_n_heads": 2, "rope_theta": 5e5, "clip_qkv": 8.0}},),
+    "esm": ({"vocab_size": 33, "mask_token_id": 1, "pad_token_id": 2, "num_hidden_layers": 4},),
+    "t5gemma2_text": ({"num_hidden_layers": 7, "dropout_rate": 0.0},),
+}
+"""Of types whose class cannot run as it is: all that is asked."""
 DERIVED = ("layer_types", "rope_parameters", "per_layer_config")
 FITS = {
     "window": (
@@ -81,6 +120,23 @@ FITS = {
         "pattern=chunks_but_every:no_rope_layer_interval:4",
         "pattern=chunks_but_in:fullatt_block_indexes grid",
         "pattern=full_first_of:global_attn_every_n_layers:3 sides=local_attention",
+        *(
+            f"pattern=repeat:{letters}"
+            for letters in (
+                "L|LLLF",
+                "|FL",
+                "C|CFCS",
+                "LLH|LLLLHL",
+                "|FS",
+                "FSSSSF|SSSSSF",
+                "|SSSSF",
+                "|LF",
+                "|SSF",
+            )
+        ),
+        "pattern=repeat:|LLS",
+        "pattern=ratios:compress_ratios",
+        "pattern=chunks_but_in:global_attn_indexes square",
     ),
     "scale": ("", "scale=1", "scale=query_pre_attn_scalar^-0.5", "scale=attention_multiplier"),
     "more": (
@@ -89,6 +145,11 @@ FITS = {
         "global_head_dim=512",
         "hidden=embed_dim",
         "kv=heads",
+        "kv=1",
+        "window_kv=2 v_head_dim sinks=sliding_attention reach=sliding_window_size",
+        "widened=2 times=1.4142135623730951",
+        "reach=both",
+        "windowed",
         "crosses=cross_attention_layers",
         "crosses_every=cross_attention_frequency",
     ),
@@ -100,7 +161,9 @@ def configs(model_type: str) -> Iterator[tuple[PretrainedConfig, dict[str, Any]]
     plain = AutoConfig.for_model(model_type)
     has = {*plain.to_dict(), *plain.attribute_map, "layer_types"}
     parts = parts_of(model_type)
-    for changes in CHANGES:
+    for fields in RUNNABLE.get(model_type, ()):
+        yield AutoConfig.for_model(model_type, **fields), {"model_type": model_type, **fields}
+    for changes in CHANGES if model_type not in RUNNABLE else ():
         given: dict[str, Any] = {name: value for name, value in changes.items() if name in has}
         if "qk_rope_head_dim" in has:  # of which head_dim is another name, or that part alone
             given.pop("head_dim", None)
@@ -108,15 +171,19 @@ def configs(model_type: str) -> Iterator[tuple[PretrainedConfig, dict[str, Any]]
             given.pop("num_key_value_heads", None)
         for name in parts:
             own = getattr(plain, name)
-            fields = {*own.to_dict(), *own.attribute_map}
-            given[name] = {field: value for field, value in changes.items() if field in fields}
+            there = {*own.to_dict(), *own.attribute_map}
+            given[name] = {field: value for field, value in changes.items() if field in there}
         if given.keys() <= {"layer_types", "num_hidden_layers"} and changes is CHANGES[-1]:
             continue
         try:
             yield AutoConfig.for_model(model_type, **given), {"model_type": model_type, **given}
         except Exception:
             continue
-    if not has & {"num_hidden_layers", *parts} and (plain.to_dict().get("num_layers") or 0) <= 40:
+    if (
+        model_type not in RUNNABLE
+        and not has & {"num_hidden_layers", *parts}
+        and (plain.to_dict().get("num_layers") or 0) <= 40
+    ):
         yield plain, {"model_type": model_type}
 
 
@@ -126,13 +193,14 @@ def forms(config: PretrainedConfig, given: dict[str, Any]) -> Iterator[dict[str,
     saved.setdefault("model_type", config.model_type)
     yield whole
     yield saved
-    yield {name: value for name, value in saved.items() if name not in DERIVED}
+    if config.model_type not in RUNNABLE:  # which are nothing without
+        yield {name: value for name, value in saved.items() if name not in DERIVED}
     yield {name: value for name, value in given.items() if value is not None}
 
 
 def told(layers: Layers) -> set[tuple[Any, ...]]:
     return {(other.stack, other.kind, other.layers) for other in layers.other} | {
-        (*call[:7], round(call.scale, 6), *call[8:13], call.bias, call.layers)
+        (*call[:7], round(call.scale, 6), *call[8:13], call.bias, call.by_hand, call.reaches, call.layers)
         for call in (each._replace(mask="none", calls_per_layer=1) for each in layers.calls)
     }
 
@@ -198,6 +266,8 @@ def fitted(model_type: str, parts: dict[str, str]) -> table.Family | None:
         more = ["seq2seq", *(["speech"] if "speech encoder" in stacks else [])]
     seen = {"softcap": any(call[11] for call in calls), "sinks": any(call[12] for call in calls)}
     more += [word for word, there in {**seen, "bias": any(call[13] for call in calls)}.items() if there]
+    by_hand = sorted({f"by_hand={call[15]}".rstrip("=") for call in calls if call[14]})
+    more += by_hand[-1:]
     stack = "text" if len(stacks) > 1 else next(iter(stacks))
     if calls and not calls[0][6] and stack == "text" and len(stacks) == 1:
         stack = "encoder"
@@ -231,13 +301,18 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     if sys.argv[1:2] == ["--write"]:
         return write(sys.argv[2:] or list(CONFIG_MAPPING_NAMES))
-    wrong = 0
-    for model_type in table._families():
+    wrong, known = 0, [each for each in table._families() if each in CONFIG_MAPPING_NAMES]
+    for model_type in known:
         questions = asked(model_type)
         if not holds(questions):
             wrong += 1
             print(f"{model_type}: the table says otherwise")
-    print(f"{len(table._families())} families, {wrong} contradictions")
+    for public in json.loads(HUB.read_text()):
+        layers = recorded_config(public["config"])
+        if layers and not layers.unread and told(layers) != told(table.tabled(public["config"])):
+            wrong += 1
+            print(f"{public['name']}: the table says otherwise")
+    print(f"{len(known)} families, {wrong} contradictions; {len(table._families()) - len(known)} of own code")
     return 1 if wrong else 0
 
 

@@ -11,6 +11,9 @@ Stack = Literal["text", "vision", "encoder", "decoder", "speech encoder"]
 Attn = Literal["self", "cross"]
 Mask = Literal["none", "implied", "tensor"]
 
+BY_HAND = "by hand"
+"""What stands instead of a kernel where a model writes attention out."""
+
 
 class Grid(NamedTuple):
     """Of how many tokens a picture is: ``frames`` of ``side`` pixels, one token for ``pixels`` on each side,
@@ -28,6 +31,7 @@ class Grid(NamedTuple):
 @json_fields(
     *("layers", "stack", "attn", "q_heads", "kv_heads", "head_dim_qk", "head_dim_v", "causal", "window"),
     *("window_left", "window_right", "chunk", "softcap", "sinks", "scale", "bias", "calls_per_layer", "mask"),
+    *("by_hand", "reaches"),
 )
 class Call(NamedTuple):
     """One kind of attention. ``layers``: their indices in the stack.
@@ -36,8 +40,9 @@ class Call(NamedTuple):
     sees, as flash-attn counts; None no bound. ``chunk``: tokens of a chunk, inside which alone they see each
     other. ``softcap``: 0 is off. ``scale``: the scores are multiplied by it. ``bias``: something is added to
     them. ``mask``: "tensor" where one of size queries x keys is always made, "implied" where sizes and
-    flags say it all, "none". ``grid``: of a diffusion transformer, whose lengths follow from a picture's
-    size; ``joint``: its text and its picture are one sequence.
+    flags say it all, "none". ``by_hand``: its code writes out the products and the softmax, so that no kernel
+    is asked, except by the ``attn_implementation`` that it ``reaches``. ``grid``: of a diffusion transformer,
+    whose lengths follow from a picture's size; ``joint``: its text and its picture are one sequence.
     """
 
     stack: Stack
@@ -56,6 +61,8 @@ class Call(NamedTuple):
     bias: bool = False
     mask: Mask = "none"
     calls_per_layer: int = 1
+    by_hand: bool = False
+    reaches: str = ""
     layers: tuple[int, ...] = ()
     grid: Grid | None = None
     joint: bool = False

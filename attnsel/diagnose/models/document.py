@@ -68,7 +68,7 @@ def verdict(plan: ModelPlan) -> str:
     name = plan.layers.model_type or "This model"
     text = f"{name}: {_layers(layer_count(calls))} of attention, {_kinds(len(calls))}"
     text += f", and {others} of another kind" if others else ""
-    slow = [cell for cell in plan.cells if cell.selection.chosen is None or cell.slow]
+    slow = [cell for cell in plan.cells if cell.kernel is None or cell.slow]
     if not plan.cells:
         return f"{text}."
     if not slow:
@@ -93,26 +93,37 @@ def _of_call(call: Call, cells: Iterable[Cell], lengths: Lengths) -> Screen:
         outcomes.setdefault(_outcome(cell, cache_bytes(cell, lengths)), []).append(cell.phase)
     rows = tuple((", ".join(phases), (text,)) for text, phases in outcomes.items())
     heading = Paragraph(Strong(f"{_layers(len(call.layers))}: {call_words(call)}"))
-    thread = thread_of(call)
-    return Screen((heading, Fields((*rows, *([("thread", (thread,))] if thread else [])))))
+    but = f' but "{call.reaches}"' if call.reaches else ""
+    notes = {
+        "its code": f"writes queries x keys: no attn_implementation{but} reaches a kernel"
+        if call.by_hand
+        else "",
+        "thread": thread_of(call),
+    }
+    told = tuple((name, (text,)) for name, text in notes.items() if text)
+    return Screen((heading, Fields((*rows, *told))))
 
 
 def _outcome(cell: Cell, cache: int) -> Inline:
-    chosen, blocked = cell.selection.chosen, cell.blocked
-    if chosen is None:
-        parts: list[Inline] = ["nothing runs"]
+    parts: list[Inline]
+    blocked, name = cell.blocked, cell.kernel
+    if name is None:
+        parts = ["nothing runs"]
     else:
         own = [f"{size(amount)} of {what}" for what, amount in cell.memory.items()]
         own += [f"{size(cache)} of keys and values"] if cache else []
         bugs = known_bug_words((bug.code, bug.rule.title) for bug in cell.selection.known_bugs)
-        parts = [(Code(chosen.name), *(f" · {note}" for note in (*["slow"] * cell.slow, *own)), bugs)]
+        word: Inline = name if cell.call.by_hand else Code(name)
+        told = "" if cell.call.by_hand else bugs
+        parts = [(word, *(f" · {note}" for note in (*["slow"] * cell.slow, *own)), told)]
     dispatched = cell.selection.dispatched
-    if dispatched is not None:
+    if dispatched is not None and not cell.call.by_hand:
         theirs = "nothing" if dispatched.chosen is None else dispatched.chosen.name
         parts.insert(0, (f"{dispatched.dispatcher} takes ", Code(theirs)))
         parts[1] = ("attnsel ", parts[1])
     if blocked is not None:
-        parts.append((Code(blocked[0]), " would be first but for ", Ref(blocked[1])))
+        code = (" would be first but for ", Ref(blocked[1])) if blocked[1] else (" could run",)
+        parts.append((Code(blocked[0]), *code))
     return joined(parts, "; ")
 
 

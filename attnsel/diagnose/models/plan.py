@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import to_json
 from attnsel.decision import Selection, select
-from attnsel.diagnose.models.calls import Call, Layers, layer_count
+from attnsel.diagnose.models.calls import BY_HAND, Call, Layers, layer_count
 from attnsel.diagnose.models.other import thread_of
 from attnsel.diagnose.models.source import config_of, layers_of
 from attnsel.environment import Environment
@@ -20,7 +20,7 @@ from attnsel.policy import Policy
 from attnsel.report.answer import better_way
 from attnsel.rules.sdpa.common import mask_of
 from attnsel.selection.adaptations import bias_shape
-from attnsel.selection.evaluate import memory_parts
+from attnsel.selection.evaluate import mask_bytes, memory_parts
 from attnsel.verdicts.dispatch import Dispatch
 
 Phase = Literal["training", "prefill", "decode"]
@@ -28,6 +28,10 @@ PHASES: tuple[Phase, ...] = ("training", "prefill", "decode")
 ENCODED = {"vision": 1024, "speech encoder": 1500}
 """Tokens of an image or of a sound where nobody states how many: 32 x 32 patches; 30 s of Whisper's
 (openai/whisper, N_AUDIO_CTX)."""
+
+
+WRITTEN_OUT = "sdpa.math"
+"""What attention by hand allocates is what F.sdpa's math kernel does, whose operators are the same."""
 
 
 class Lengths(NamedTuple):
@@ -49,33 +53,39 @@ class Cell(NamedTuple):
 
     @property
     def kernel(self) -> str | None:
-        return self.selection.backend
+        return BY_HAND if self.call.by_hand else self.selection.backend
 
     @property
     def slow(self) -> bool:
         chosen = self.selection.chosen
-        return chosen is not None and CANDIDATES[chosen.name].last_resort
+        return self.call.by_hand or (chosen is not None and CANDIDATES[chosen.name].last_resort)
 
     @property
     def blocked(self) -> tuple[str, str] | None:
-        """The best kernel that would run before this one and the code of what keeps it away."""
+        """The best kernel that would run before this one and the code of what keeps it away; "" where that is
+        the model's own code."""
         better = better_way(self.selection)
-        if better is None:
+        wanted = None if better is None else better.candidate
+        if self.call.by_hand:
+            wanted = "flash_attn.2" if self.call.reaches else self.selection.backend
+        if wanted is None:
             return None
-        reasons = self.selection[better.candidate].reasons
-        return better.candidate, reasons[0].code if reasons else ""
+        reasons = self.selection[wanted].reasons
+        return wanted, reasons[0].code if reasons else ""
 
     @property
     def memory(self) -> dict[str, int]:
         """Bytes of one layer beside its own tensors: what the kernel takes, copies for it, mask and bias."""
         p, chosen = self.selection.params, self.selection.chosen
         parts: dict[str, int] = {}
-        if chosen is not None:
+        if self.call.by_hand:
+            parts |= memory_parts(WRITTEN_OUT, p, self.selection.environment)
+        elif chosen is not None:
             parts |= memory_parts(chosen.name, p, self.selection.environment, chosen.adaptations)
         if p.has_bias:
             parts["bias"] = prod(bias_shape(p)) * ITEMSIZE[p.dtype]
         elif self.call.mask == "tensor":
-            parts.setdefault("mask", p.max_seqlen_q * p.max_seqlen_kv)  # of truth values
+            parts.setdefault("mask", mask_bytes(p, made=True))
         return parts
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,7 +97,7 @@ class Cell(NamedTuple):
             **theirs,
             "phase": self.phase,
             "backend": self.kernel,
-            "verdict": None if chosen is None else chosen.verdict,
+            "verdict": None if chosen is None or self.call.by_hand else chosen.verdict,
             "better": None if blocked is None else {"backend": blocked[0], "code": blocked[1]},
             "memory": self.memory,
             "thread": thread_of(self.call),
@@ -131,7 +141,7 @@ class ModelPlan(NamedTuple):
         helped: dict[tuple[str, str], list[Cell]] = {}
         pastes: dict[tuple[str, str], str] = {}
         for cell in self.cells:
-            way = better_way(cell.selection)
+            way = None if cell.call.by_hand else better_way(cell.selection)
             if way is not None:
                 helped.setdefault((way.change, way.candidate), []).append(cell)
                 pastes[way.change, way.candidate] = way.paste

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
@@ -27,9 +27,11 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from attnsel.base.rows import read_rows
 from attnsel.diagnose.models.calls import Attn, Call, Layers, Mask, Other, Stack, grouped
 from attnsel.diagnose.models.other import Kind, other_layer
 from attnsel.diagnose.models.table import NAMES
+from attnsel.diagnose.models.written_out import Scores, followed
 from attnsel.runtime.mask_functions import Pattern, read_pattern
 
 _NAME = "attnsel_recorder"
@@ -88,59 +90,87 @@ def recorded_denoiser(config: Mapping[str, Any]) -> list[tuple[int, Call]] | Non
         diffusers = import_module("diffusers")
         with torch.device("meta"):
             model = getattr(diffusers, str(config["_class_name"])).from_config(dict(config)).to("meta").eval()
+        questions = list(_noises(model))
     except Exception:  # whatever a library raises that is not whole, and a class for a config
         return None
-    recorder = _Recorder(PretrainedConfig(), "diffusion vision")
-    recorder.paths = {id(module): path for path, module in model.named_modules()}
-    with recorder.listening("eager", True), torch.no_grad(), torch.device("meta"):
-        try:
-            _run(model, list(_noises(model)))
-        except Exception:  # as above
-            return None
-    lists: dict[str, int] = {}  # blocks lie in several, each counted from 0
+    for place, (pixels, text, asked) in product(("meta", "cpu"), questions):  # the latter has values to read
+        question = tree_map_only(Tensor, lambda tensor: tensor.to(place), asked)  # noqa: B023
+        recorder = _Recorder(PretrainedConfig(), "diffusion vision")
+        recorder.paths = {id(module): path for path, module in model.named_modules()}
+        with recorder.listening("eager", True), _no_autocast(), torch.no_grad(), torch.device("meta"):
+            try:
+                model(**question)
+            except Exception:  # as above
+                continue
+        return _of_blocks(recorder, pixels, text)
+    return None
+
+
+def _of_blocks(recorder: _Recorder, pixels: int, text: int) -> list[tuple[int, Call]]:
+    """Calls of blocks that lie in several lists, each counted from 0."""
+    lists: dict[str, int] = {}
     found: list[tuple[int, Call]] = []
     for (layer, call), (module, rows) in zip(recorder.calls, recorder.rows, strict=True):
         path = recorder.place(module)[0]
-        if rows == _ENCODED:  # a text that is refined by itself
+        if rows == text or not path:  # a text that is refined or pooled by itself
             continue
         if path not in lists:
             lists[path] = max((index + 1 for index, _ in found), default=0)
-        found.append((lists[path] + layer, call._replace(joint=rows > _PIXELS)))
+        found.append((lists[path] + layer, call._replace(joint=rows >= pixels + text)))
     return found
 
 
-def _noises(model: Any) -> Iterator[dict[str, Any]]:
-    """What a diffusion transformer's forward asks for, by name, with the picture in each usual shape."""
-    asked, config = signature(model.forward).parameters, model.config
-    wide = ("joint_attention_dim", "text_dim", "text_embed_dim", "caption_channels", "cross_attention_dim")
-    width = next((config[name] for name in wide if config.get(name)), 1)
-    channels, axes = config["in_channels"], len(config.get("axes_dims_rope") or (1, 1, 1))
-    given = {
-        "encoder_hidden_states": torch.zeros(1, _ENCODED, width),
-        "encoder_attention_mask": torch.ones(1, _ENCODED),
-        "pooled_projections": torch.zeros(1, config.get("pooled_projection_dim") or 1),
-        "timestep": torch.zeros(1),
-        "guidance": torch.zeros(1) if config.get("guidance_embeds") else None,
-        "class_labels": torch.zeros(1, dtype=torch.long),
-        "img_ids": torch.zeros(_PIXELS, axes),
-        "txt_ids": torch.zeros(_ENCODED, axes),
-        "img_shapes": [(1, 8, _PIXELS // 8)],
-        "txt_seq_lens": [_ENCODED],
-        "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
-        **{"num_frames": 1, "height": 8, "width": _PIXELS // 8},
-        **{name: torch.zeros(1, 2) for name in ("original_size", "target_size", "crop_coords")},
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """torch.autocast knows no meta device."""
+    before = torch.autocast
+    torch.autocast = lambda *_, **__: nullcontext()  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        torch.autocast = before  # type: ignore[misc]
+
+
+def _noises(model: Any) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """What a diffusion transformer's forward asks for, by name, with the picture in each usual shape; before
+    it the tokens of the picture and of the text."""
+    config = model.config
+    text = config.get("max_text_seq_length") or config.get("text_len") or _ENCODED
+    sizes = {
+        **config,
+        "pixels": _PIXELS,
+        "text": text,
+        "axes": len(config.get("axes_dims_rope") or (1, 1, 1)),
     }
-    own = {name: value for name, value in given.items() if name in asked}
-    patch = config.get("patch_size") or 1
-    high, wide_ = (8 * each for each in ((patch, patch) if isinstance(patch, int) else patch[-2:]))
-    picture = (high, wide_ * _PIXELS // 64)
-    for shape in (
-        (_PIXELS, channels),
-        (channels, *picture),
-        (channels, 1, *picture),
-        (1, channels, *picture),
+    given = {
+        "img_shapes": [(1, 8, _PIXELS // 8)],
+        "txt_seq_lens": [text],
+        "added_cond_kwargs": {"resolution": torch.zeros(1, 2), "aspect_ratio": torch.zeros(1, 1)},
+        **{"num_frames": 1, "height": 8, "width": _PIXELS // 8},
+    }
+    for row in read_rows("attnsel.diagnose.models", "arguments"):
+        each = (
+            next(filter(None, map(sizes.get, word.split("|"))), word[-1]) for word in row["shape"].split()
+        )
+        there = not row["where"] or config.get(row["where"])
+        made = torch.ones if row["holds"] == "ones" else torch.zeros
+        kind = torch.float32 if row["holds"] == "zeros" else torch.long
+        given[row["name"]] = made(*map(int, each), dtype=kind) if there else None
+    own = {name: given[name] for name in signature(model.forward).parameters if name in given}
+    patch, at_once = config.get("patch_size") or 1, config.get("patch_size_t") or 1
+    frames = ((config.get("sample_frames") or 1) - 1) // (config.get("temporal_compression_ratio") or 4) + 1
+    picture = [8 * each for each in ((patch, patch) if isinstance(patch, int) else patch[-2:])]
+    channels = config["in_channels"]
+    for tokens, shape in (
+        (_PIXELS, (_PIXELS, channels)),
+        (_PIXELS, (channels, *picture)),
+        (_PIXELS, (channels, 1, *picture)),
+        (_PIXELS, (1, channels, *picture)),
+        (_PIXELS * frames, (frames * at_once, channels, *picture)),
+        (_PIXELS * 4, (channels, 4 * at_once, *picture)),
+        (_PIXELS, (channels, _PIXELS)),
     ):
-        yield {**own, "hidden_states": torch.zeros(1, *shape)}
+        yield tokens, text, {**own, "hidden_states": torch.zeros(1, *shape)}
 
 
 def _parts(config: PretrainedConfig) -> tuple[list[tuple[str, PretrainedConfig]], list[str]]:
@@ -213,7 +243,7 @@ def _one(config: PretrainedConfig, name: str) -> tuple[list[tuple[int, Call]], l
             with recorder.listening(implementation, truth), torch.no_grad():
                 with torch.device("meta"):
                     model = kind._from_config(
-                        deepcopy(config), attn_implementation=implementation, dtype=torch.bfloat16
+                        deepcopy(config), attn_implementation=implementation, dtype=torch.float32
                     ).eval()
                     questions = list(_questions(model, config))
                 recorder.paths = {id(module): path for path, module in model.named_modules()}
@@ -228,11 +258,12 @@ def _one(config: PretrainedConfig, name: str) -> tuple[list[tuple[int, Call]], l
                 _run(model, questions)
         except Exception as raised:  # whatever a model's code raises on the meta device
             error = error or raised
-            continue
+            if len(recorder.calls) < (_field(config, *NAMES["layers"]) or 1 << 14):
+                continue  # what stands behind all layers may fail
         if recorder.calls:
-            break
+            return recorder.found(), _others(model, recorder)
         error = None
-    if error is not None and not recorder.calls:
+    if error is not None:
         raise error
     return recorder.found(), _others(model, recorder)
 
@@ -266,7 +297,18 @@ def _questions(model: Any, config: PretrainedConfig) -> Iterator[dict[str, Any]]
     mel = _field(config, "num_mel_bins", "input_feat_size", "feature_size", "input_size", "input_dim") or 80
     if grid is not None and "input_ids" not in asked:  # patches of one image, flattened; the grid is read
         sides = torch.tensor([[1, _GRID, _GRID]], device="cpu")
-        ways = [{next(iter(asked)): _floats(_GRID**2, _patch(config)), grid: sides}]
+        patch, channels = (
+            _field(config, "patch_size") or 14,
+            _field(config, "num_channels", "in_channels") or 3,
+        )
+        ways = [
+            {next(iter(asked)): _floats(*shape), grid: sides}
+            for shape in (
+                (_GRID**2, _patch(config)),
+                (_GRID**2, channels, patch, patch),
+                (1, _GRID**2, channels, patch, patch),
+            )
+        ]
     elif "pixel_position_ids" in asked:
         places = torch.zeros(1, 36**2, 2, dtype=torch.long)  # a number that is pooled by 3 x 3
         ways = [{"pixel_values": _floats(1, 36**2, _patch(config)), "pixel_position_ids": places}]
@@ -276,15 +318,33 @@ def _questions(model: Any, config: PretrainedConfig) -> Iterator[dict[str, Any]]
         masks = {name: shown for name in ("pixel_attention_mask", "attention_mask") if name in asked}
         ways = [{"pixel_values": _floats(1, 256, _patch(config)), "spatial_shapes": shapes, **masks}]
     elif "pixel_values" in asked and "input_ids" not in asked:
-        ways = [{"pixel_values": image}, {"pixel_values": image[:, None]}]
+        frames = _field(config, "num_frames", "frames_per_clip", "num_frames_per_clip") or 1
+        patches = _floats(1, image[0, 0].numel() // (_patch_side(config) ** 2), _patch(config))
+        tiles = image[:, None, None].repeat(1, 1, _field(config, "max_num_tiles") or 1, 1, 1, 1)
+        pictures = (image, image[:, None].repeat(1, frames, 1, 1, 1), patches, tiles)
+        ways = [{"pixel_values": each} for each in pictures]
+        if "target_sizes" in asked:
+            ways = [{**way, "target_sizes": torch.tensor([[16, 16]], device="cpu")} for way in ways]
     elif first == "input_features" or "input_features" in asked:
-        ways = [{"input_features": _floats(*shape)} for shape in ((1, mel, 3000), (1, 3000, mel))]
+        mels, hides = (
+            dict.fromkeys((mel, 128, 160, 320)),
+            [name for name in asked if name.endswith("features_mask")],
+        )
+        ways = [
+            {"input_features": _floats(*shape), **dict.fromkeys(hides, torch.ones(1, 3000, dtype=torch.bool))}
+            for each in mels
+            for shape in ((1, each, 3000), (1, 3000, each))
+        ]
+        if "feature_lens" in asked:
+            lengths = {name: torch.tensor([3000], device="cpu") for name in ("feature_lens", "aftercnn_lens")}
+            ways.insert(0, {"input_features": _floats(mel, 3000), **lengths})
     elif first == "input_values":
         ways = [{first: _floats(*shape)} for shape in ((1, 16_000), (1, 1, 16_000), (1, 1024, mel))]
     elif "query_embeds" in asked:
         ways = [{"query_embeds": _floats(1, 32, config.hidden_size)}]
     else:
-        ways = [ids or {first: _tokens(_ENCODED if both else _LENGTH)}]
+        named = re.search("mel|patches|videos", first)
+        ways = [ids or {first: _by_name(first, config) if named else _tokens(_ENCODED if both else _LENGTH)}]
     if ids and "pixel_values" in asked:
         ways.append({**ids, "pixel_values": image})
     for name, width in (
@@ -307,13 +367,18 @@ def _tokens(count: int) -> Tensor:
 
 
 def _floats(*shape: int) -> Tensor:
-    return torch.zeros(*shape, dtype=torch.bfloat16)
+    return torch.zeros(*shape)
 
 
 def _image(config: PretrainedConfig) -> Tensor:
     sides = _field(config, "image_size") or 224
     high, wide = (sides, sides) if isinstance(sides, int) else (list(sides) * 2)[:2]
     return _floats(1, _field(config, "num_channels", "in_channels", "in_chans") or 3, high, wide)
+
+
+def _patch_side(config: PretrainedConfig) -> int:
+    side = _field(config, "patch_size") or 14
+    return int(side if isinstance(side, int) else side[-1])
 
 
 def _patch(config: PretrainedConfig) -> int:
@@ -331,9 +396,19 @@ def _by_name(name: str, config: PretrainedConfig) -> Tensor:
         frames = 3000 if "feature" in name or "audio" in name or "mel" in name else _LENGTH
         return torch.ones(1, frames, dtype=torch.bool)
     if "embeds" in name or "states" in name:
-        return _floats(1, _LENGTH, _field(config, "hidden_size", "d_model") or 1)
+        return _floats(1, _LENGTH, _field(config, "input_dim", "input_size", "hidden_size", "d_model") or 1)
     if "mel" in name or "features" in name:
         return _floats(1, 3000, _field(config, "input_feat_size", "num_mel_bins", "feature_size") or 80)
+    if name == "merge_sizes":
+        return torch.full((1,), 2, device="cpu")
+    if name == "aspect_ratio_ids":
+        return torch.zeros(1, 1, dtype=torch.long)
+    if name == "pixel_values_videos":
+        return _image(config)[:, None].repeat(
+            1, _field(config, "frames_per_clip", "num_frames") or 2, 1, 1, 1
+        )
+    if name == "flattened_patches":
+        return _floats(1, _LENGTH, _patch_side(config) ** 2 * 3 + 2)
     return torch.zeros(1, _LENGTH, 4, dtype=torch.long) if name == "bbox" else _tokens(_LENGTH)
 
 
@@ -363,7 +438,8 @@ class _Recorder:
         """Attention by ``implementation`` comes here, and so do the masks made for it; whoever reads a value
         that nobody computed gets ``truth``."""
         with ExitStack() as stack:
-            stack.enter_context(_registered(ALL_MASK_ATTENTION_FUNCTIONS, implementation, _mask))
+            made = partial(_mask, kind=torch.float32 if implementation == "eager" else torch.bool)
+            stack.enter_context(_registered(ALL_MASK_ATTENTION_FUNCTIONS, implementation, made))
             if implementation == _NAME:
                 stack.enter_context(_registered(ALL_ATTENTION_FUNCTIONS, _NAME, self._attend))
             hooks = nn.modules.module
@@ -402,6 +478,38 @@ class _Recorder:
         self.note(module, query, key, value, attn_mask, is_causal, {"scaling": scale})
         return query.new_empty(*query.shape[:-1], value.shape[-1])
 
+    def by_hand(self, scores: Scores, values: Tensor) -> None:
+        """Products and a softmax that the model writes out, with heads before the tokens or folded."""
+        module, (q, k, v) = self._attention(), (_of_heads(each) for each in (scores.q, scores.k, values.mT))
+        if min(q.shape[2], k.shape[2]) < 2 or v.shape[2] != k.shape[2]:
+            return
+        heads = _field(self.config, *NAMES["heads"], "conf_num_attention_heads")
+        if isinstance(heads, int) and 0 < heads < q.shape[1] and q.shape[1] % heads == 0:
+            q, k, v = (
+                each[:, : max(1, each.shape[1] * heads // q.shape[1])] for each in (q, k, v)
+            )  # of blocks
+        if q.shape[1] == 1:  # over the pixels of an autoencoder
+            return
+        mask = scores.mask
+        windowed = getattr(module, "attention_type", "") == "local"  # of GPT-Neo, in a buffer
+        rest = {"scaling": scores.factor, "softcap": scores.softcap, "bias": scores.bias or None}
+        if scores.softcap == 1.0:  # by a number that nobody can read
+            rest["softcap"] = _field(self.config, "attention_logit_cap", "conf_attention_logit_cap")
+        rest["sliding_window"] = _field(self.config, "window_size") if windowed else None
+        seen = getattr(mask, "attnsel_seen", None)
+        causal = seen is not None and seen.causal
+        self.note(module, q, k, v, None if windowed else mask, causal, rest)
+        layer, call = self.calls[-1]
+        flash = getattr(_class_of(self.config), "_supports_flash_attn", False)
+        made: Mask = "none" if mask is None else "tensor"
+        call = call._replace(by_hand=True, reaches="flash_attention_2" if flash else "", mask=made)
+        self.calls[-1] = layer, call
+
+    def _attention(self) -> nn.Module:
+        """The innermost module that is called so, or that runs."""
+        named = (m for m in reversed(self._inside) if re.search(r"att(entio)?n", type(m).__name__, re.I))
+        return next(named, self._inside[-1] if self._inside else nn.Identity())
+
     def note(
         self,
         module: nn.Module,
@@ -418,28 +526,36 @@ class _Recorder:
         if seen is None:
             made = "none" if mask is None else "tensor"
             window = rest.get("sliding_window") if mask is None and causal else None
-            seen = _Seen(causal, window - 1 if window else None)
-        scale = rest.get("scaling")
+            seen = _Seen(causal and not _by_head(mask), window - 1 if window else None)
+        if getattr(module, "compressor", None) is not None:  # keys beside those of the window
+            seen = _Seen(causal=True, unknown=True)
+        scale, stack = rest.get("scaling"), _stack(self.config, self.name, path, seen.causal)
+        folded = (
+            stack == "vision" and "diffusion" not in self.name and q.shape[0] > 1
+        )  # windows of one picture
         call = Call(
-            stack=_stack(self.config, self.name, path, seen.causal),
+            stack=stack,
             attn="cross"
             if "diffusion" in self.name and q.shape[2] != k.shape[2]
             else _attn(module, path, q, k),
             q_heads=q.shape[1],
-            kv_heads=self._kv_heads(q, k),
+            kv_heads=self._kv_heads(module, q, k),
             head_dim_qk=q.shape[-1],
             head_dim_v=v.shape[-1],
             causal=seen.causal,
             scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
             window_left=seen.left,
             window_right=seen.right,
-            chunk=seen.chunk,
+            chunk=q.shape[2] if folded else seen.chunk,
             softcap=float(rest.get("softcap") or 0.0),
             sinks=rest.get("s_aux") is not None,
-            bias=any("bias" in name and rest[name] is not None for name in rest),
+            bias=any("bias" in name and rest[name] is not None for name in rest) or _by_head(mask),
             mask="tensor" if seen.unknown or seen.chunk else made,
         )
-        self.calls.append((_layer(module, path), call))
+        layer = _layer(module, path)
+        if layer < 0:  # a module that several layers share
+            layer = next((_layer(m, self.paths.get(id(m), "")) for m in self._inside[1:]), 0)
+        self.calls.append((layer, call))
         self.rows.append((module, q.shape[2]))
 
     def found(self) -> list[tuple[int, Call]]:
@@ -453,6 +569,7 @@ class _Recorder:
             of_module.setdefault(module, []).append(count)
         done: set[nn.Module] = set()
         seen: dict[nn.Module, list[int]] = {}
+        first: dict[str, int] = {}
         causal = any(call.causal for _, call in self.calls)
         places = {module: self.place(module) for module in of_module}
         counts = {(many, path) for path, many, _ in places.values()}
@@ -463,7 +580,12 @@ class _Recorder:
                 call = call._replace(stack="text")
             if beyond:
                 layer = places[module][2]
-            if len(rows) < 2 or call.stack != "vision" or sum(rows) != _GRID**2:
+            inside = re.search(r"^(.*)\.(\d+)\.", self.paths.get(id(module), "") + ".")
+            if call.stack == "vision" and inside and getattr(module, "layer_idx", None) is None:
+                first.setdefault(inside[1], max((index + 1 for index, _ in found), default=0))
+                layer = first[inside[1]] + int(inside[2])  # of stages, or of several lists
+            windows = sum(rows) == _GRID**2 if call.stack == "vision" else call.stack == "speech encoder"
+            if len(rows) < 2 or not windows:
                 again = seen.setdefault(module, [])  # one module in the place of several layers
                 shared = len(set(rows)) == 1 and getattr(module, "layer_idx", None) is None
                 found.append((layer + len(again) * shared, call))
@@ -479,12 +601,25 @@ class _Recorder:
         path, index = (found[1], int(found[2])) if found else ("", 0)
         return path, self.lists.get(path, 1 << 24), index
 
-    def _kv_heads(self, q: Tensor, k: Tensor) -> int:
+    def _kv_heads(self, module: nn.Module, q: Tensor, k: Tensor) -> int:
         """Before a repeat that the model makes itself. MLA makes keys of every head from a latent one."""
+        if getattr(module, "num_key_value_groups", 0) * k.shape[1] == q.shape[1]:
+            return k.shape[1]
         names = {"num_key_value_heads", "num_kv_heads"} - {*self.config.attribute_map}
         stated = _field(self.config, *sorted(names))
         repeated = k.shape[1] == q.shape[1] and _field(self.config, "kv_lora_rank") is None
         return stated if repeated and isinstance(stated, int) and 0 < stated < k.shape[1] else k.shape[1]
+
+
+def _by_head(mask: Any) -> bool:
+    """Whether what is called a mask is numbers that differ by head."""
+    return isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1 and mask.is_floating_point()
+
+
+def _of_heads(tensor: Tensor) -> Tensor:
+    """[b, h, s, d] of [.., s, d]: one sequence is asked, so what is folded are its heads."""
+    whole = tensor[None] if tensor.dim() == 3 else tensor
+    return whole.flatten(1, -3)
 
 
 class _Listening(TorchFunctionMode):
@@ -503,12 +638,14 @@ class _Listening(TorchFunctionMode):
         if function in _READS and args[0].is_meta:
             return _READS[function](self._truth)
         try:
-            return function(*args, **kwargs)
+            out = function(*args, **kwargs)
         except RuntimeError as error:
             if "device" not in str(error):
                 raise
             on_meta = partial(tree_map_only, Tensor, lambda tensor: tensor.to("meta"))
-            return function(*on_meta(args), **on_meta(kwargs))
+            out = function(*on_meta(args), **on_meta(kwargs))
+        followed(function, args, kwargs, out, self._recorder.by_hand, _Seen(causal=True))
+        return out
 
 
 _READS: dict[Any, Callable[[bool], Any]] = {
@@ -554,7 +691,9 @@ def _stack(config: PretrainedConfig, name: str, path: str, causal: bool = True) 
     if re.search(r"audio|speech", words):
         return "speech encoder"
     main = _main_input(config)
-    if main == "pixel_values" or re.search(r"vision|visual|image", words):
+    if main == "pixel_values" or (
+        re.search(r"vision|visual|image", words) and not config.model_type.endswith("_text")
+    ):
         return "vision"
     hears = main in ("input_features", "input_values")
     if hears and (not config.is_encoder_decoder or re.search(r"(^|\.)encoder\.", path)):
@@ -581,11 +720,17 @@ def _others(model: nn.Module, recorder: _Recorder) -> list[Other]:
 
 
 def _mask(
-    *, kv_length: int, mask_function: Any = None, batch_size: int = 1, q_length: int = 0, **rest: Any
+    *,
+    kv_length: int,
+    kind: torch.dtype,
+    mask_function: Any = None,
+    batch_size: int = 1,
+    q_length: int = 0,
+    **rest: Any,
 ) -> Tensor:
     """In the place of transformers' mask makers: a mask without values, which knows what it would show."""
     rows = q_length or len(rest.get("cache_position", (0,)))
-    made = torch.empty(batch_size, 1, rows, kv_length, dtype=torch.bool, device="meta")
+    made = torch.empty(batch_size, 1, rows, kv_length, dtype=kind, device="meta")
     made.attnsel_seen = _seen(read_pattern(mask_function), mask_function)  # type: ignore[attr-defined]
     return made
 

@@ -78,7 +78,7 @@ def _with_denoiser(by_table: Layers, calls: list[tuple[int, Call]] | None) -> La
     grid = next((call.grid for call in by_table.calls), None)
     own = grouped((layer, call._replace(grid=grid)) for layer, call in calls)
     unread = by_table.unread if grid else ("how many tokens a picture has",)
-    return Layers(by_table.model_type, "diffusers' own code", own, unread=unread)
+    return Layers(by_table.model_type, "diffusers' own code", own, by_table.other, unread)
 
 
 def _asks_transformers() -> bool:

@@ -22,10 +22,13 @@ from attnsel.errors import InvalidInput
 Config = Mapping[str, Any]
 
 NAMES: dict[str, tuple[str, ...]] = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "vt_num_hidden_layers"),
+    "heads": (
+        *("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+        "vt_num_attention_heads",
+    ),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
-    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "embed_dim"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "vt_hidden_size"),
     "head_dim": ("head_dim", "attention_head_dim", "d_kv", "kv_channels"),
     "window": ("sliding_window", "attention_window_size", "sliding_window_size", "window_size"),
     "softcap": ("attn_logit_softcapping", "attn_logit_softcap"),
@@ -36,6 +39,9 @@ NAMES: dict[str, tuple[str, ...]] = {
 _NO_MIXING = frozenset({"moe", "mlp", "dense", "sparse"})
 """Layers that tokens pass one by one, as Nemotron-H lists them."""
 
+
+_COMPRESSED = frozenset({"compressed_sparse_attention", "heavily_compressed_attention"})
+"""Layers that attend to a window and to compressed keys behind it, with a mask of both."""
 
 _MOST_LAYERS = 1 << 14
 """More are a slip."""
@@ -75,7 +81,9 @@ def tabled(config: Config) -> Layers:
         own_type = str(part.get("model_type", ""))
         family = _families().get(own_type)
         if family is None:
-            unread.append(f"{own_type or 'a model without model_type'} is in no row: read by the usual names")
+            own_code = ", not by its own code (auto_map)" if "auto_map" in config else ""
+            named = own_type or "a model without model_type"
+            unread.append(f"{named} is in no row: read by the usual names{own_code}")
         reader = _Reader(part, family or Family(), name)
         try:
             found, others = reader.read()
@@ -107,15 +115,23 @@ def _denoiser(config: Config) -> Layers:
         joint="joint" in row["attends"],
         mask="none",
     )
+    across = ("num_cross_attention_heads", "cross_attention_head_dim")
+    heads, width = (reader.count(field) for field in across)
     text = call._replace(attn="cross", joint=False, mask="tensor" if "masked" in row["attends"] else "none")
+    if heads and width:
+        text = text._replace(
+            q_heads=heads, kv_heads=heads, head_dim_qk=width, head_dim_v=width, scale=width**-0.5
+        )
     crosses = ("cross" in row["attends"]) + bool(reader.value("added_kv_proj_dim"))  # to a picture too
     if not crosses:
         call = call._replace(mask=text.mask)
-    calls = [(index, each) for index in range(count) for each in (call, *[text] * crosses)]
+    linear = "linear" in row["attends"]
+    calls = [(index, each) for index in range(count) for each in (*[call] * (not linear), *[text] * crosses)]
     twice = reader.indices("dual_attention_layers")  # once more to the picture alone
     calls += [(index, call._replace(joint=False)) for index in range(count) if index in twice]
     unread = (f"{row['unread']} of {name}",) if row["unread"] else ()
-    return Layers(name, by, grouped(calls), unread=unread)
+    other = (Other(tuple(range(count)), "vision", "linear attention", "", "plain PyTorch"),) if linear else ()
+    return Layers(name, by, grouped(calls), other, unread)
 
 
 def _parts(config: Config) -> list[tuple[str, Config]]:
@@ -128,7 +144,7 @@ def _parts(config: Config) -> list[tuple[str, Config]]:
         if not isinstance(stated, Mapping):
             raise InvalidInput(name, stated, "must be an object")
         part = dict(stated)
-        part.setdefault("model_type", family.parts.get(name, ""))
+        part["model_type"] = part.get("model_type") or family.parts.get(name, "")
         found.append((name, part))
     own = not {"layers", *NAMES["layers"]}.isdisjoint({*config, *family.defaults, *family.says})
     return [*found, ("", config)] if own or not found else found
@@ -163,6 +179,8 @@ class _Reader:
             value = self.value(name)
             if value is None:
                 continue
+            if isinstance(value, (list, dict)) and value and self.model_type not in _families():
+                raise _Missing(f"{name} is not one number, and no row says how its layers differ")
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise InvalidInput(name, value, "must be a number")
             return value
@@ -190,6 +208,8 @@ class _Reader:
         hidden = self.needed("hidden")
         if hidden < heads:
             raise InvalidInput("hidden_size", hidden, f"must be at least the number of heads, {heads}")
+        if hidden % heads and self.model_type not in _families():
+            raise _Missing(f"it has no width of a head, and {hidden} is no multiple of {heads} heads")
         return hidden // heads
 
     def names(self, what: str) -> tuple[str, ...]:
@@ -200,6 +220,7 @@ class _Reader:
         found = self.count(*self.names(what))
         if found is None:
             raise _Missing(f"it has none of {', '.join(self.names(what))}")
+        found += self.count(self.says.get(f"{what}_more", "")) or 0
         if what == "layers" and found > _MOST_LAYERS:
             raise InvalidInput("num_hidden_layers", found, f"must be at most {_MOST_LAYERS}")
         return found
@@ -226,6 +247,9 @@ class _Reader:
         """What a layer calls that may attend to another model's tokens, in place of its own or after them."""
         across = call._replace(attn="cross", causal=False, window_left=None, window_right=None)
         listed, every = (self.says.get(name) for name in ("crosses", "crosses_every"))
+        if call.stack == "decoder":
+            yield from (call, across)
+            return
         if listed and index in self.indices(listed):
             yield across
             return
@@ -255,8 +279,10 @@ class _Reader:
                 head_dim_v=width,
                 causal=stack == "decoder",
                 scale=self.scale(width),
-                bias="bias" in self.says,
-                mask="tensor" if "bias" in self.says else "implied",
+                bias=self.biased(),
+                mask="tensor" if self.biased() else "implied",
+                by_hand="by_hand" in self.says,
+                reaches=self.says.get("by_hand", ""),
             )
             for index in range(count):
                 yield index, call
@@ -266,40 +292,55 @@ class _Reader:
     def stack(self) -> Stack:
         if self.family.stack is not None:
             return self.family.stack
+        if self.part in ("encoder", "decoder"):
+            return "encoder" if self.part == "encoder" else "decoder"
         if "vision" in self.part + self.model_type:
             return "vision"
         return "speech encoder" if "audio" in self.part + self.model_type else "text"
 
     def kinds(self) -> list[str]:
         """What each layer is, in the words of ``layer_types``."""
-        stated = self.value("layer_types") or self.value("layers_block_type")
-        count = self.needed("layers") if stated is None else len(stated)
+        pattern = self.says.get("pattern", "")
+        name, _, rest = pattern.partition(":")
+        stated = self.config.get("layer_types") or self.config.get("layers_block_type")
+        if stated is None and self.config.get(rest.partition(":")[0]) is None:
+            stated = self.family.defaults.get("layers_block_type")
         if stated is not None:
             if not isinstance(stated, (list, tuple)) or not all(isinstance(kind, str) for kind in stated):
                 raise InvalidInput("layer_types", stated, "must be a list of words")
             renamed = {"attention": "full_attention", "mamba": "linear_attention"}
-            return [renamed.get(str(kind), str(kind)) for kind in stated]
-        pattern = self.says.get("pattern", "")
+            known = [renamed.get(str(kind), str(kind)) for kind in stated]
+            own = self.count(*(name for name in self.names("layers") if name in self.config))
+            return known[: own or None]  # behind them may stand those that draft tokens
+        count = self.needed("layers")
         if not pattern:
             plain = "sliding_attention" if "windowed" in self.says else "full_attention"
             return [plain] * count
-        name, _, rest = pattern.partition(":")
         return _PATTERNS[name](self, count, rest)
 
     def of_layer(self, index: int) -> _Reader:
-        """With the fields that ``per_layer_config`` has for one layer: {"05": {"head_dim": 512}}."""
-        apart = self.value("per_layer_config")
+        """With the fields that ``per_layer_config`` has for one layer: {"05": {"head_dim": 512}}, or
+        ``block_configs``: [{"attention": {"n_heads_in_group": 8}}]."""
+        apart, blocks = self.value("per_layer_config"), self.value("block_configs")
         own = (apart.get(f"{index:02}") or apart.get(str(index))) if isinstance(apart, Mapping) else None
+        group = _block(blocks, index).get("n_heads_in_group")
+        if isinstance(group, int) and group > 0:
+            own = {"num_key_value_heads": max(1, self.needed("heads") // group)}
         if not isinstance(own, Mapping):
             return self
         return _Reader({**self.config, **own}, self.family, self.part)
 
     def call(self, kind: str) -> Call:
         heads = self.needed("heads")
+        if kind == "sliding_attention":
+            other = self.value("attention_other_setting")
+            other = other if isinstance(other, Mapping) else {}
+            heads = self.count("num_sliding_attention_heads") or other.get("num_attention_heads") or heads
         width, value_width = self.head_dims(heads, kind)
-        window = self.window(kind)
         stack = self.stack()
-        causal = stack == "text" and not self.bidirectional()
+        causal = stack in ("text", "decoder") and not self.bidirectional()
+        window = self.window(kind, causal)
+        tensor = kind in _COMPRESSED or self.biased() or "by_hand" in self.says
         chunk = self.chunk() if kind == "chunked_attention" else None
         return Call(
             stack=stack if causal or stack != "text" else "encoder",
@@ -314,16 +355,22 @@ class _Reader:
             window_right=None if causal else window,
             chunk=chunk,
             softcap=self.softcap(),
-            sinks="sinks" in self.says,
-            bias="bias" in self.says,
-            mask="tensor" if (chunk and causal) or "bias" in self.says else "implied",
+            sinks=self.says.get("sinks", "no") in ("", kind),
+            bias=self.biased(),
+            mask="tensor" if (chunk and causal) or tensor else "implied",
+            by_hand="by_hand" in self.says,
+            reaches=self.says.get("by_hand", ""),
         )
 
     def chunk(self) -> int | None:
         """Tokens that see each other alone: of a text, or the patches of a window of an image, whose sides
         are whole merged patches (transformers 5.23.0, get_window_index of Qwen2.5-VL's vision tower)."""
         if "grid" not in self.says:
-            return self.count("attention_chunk_size")
+            return (
+                (self.count("window_size") or 0) ** 2
+                if "square" in self.says
+                else self.count("attention_chunk_size")
+            )
         window, patch = self.count("window_size"), self.count("patch_size")
         merge = self.count("spatial_merge_size") or 1
         if not window or not patch:
@@ -339,28 +386,40 @@ class _Reader:
             if min(plain, rotary) < 0:
                 raise InvalidInput("qk_nope_head_dim", plain, "must be 0 or more")
             return int(plain + rotary), self.count("v_head_dim") or self.width(heads)
-        width = self.count(*NAMES["head_dim"])
+        width = self.count(*self.names("head_dim"))
         if kind == "full_attention" and self.value("per_layer_config") is None:
             width = self.count("global_head_dim") or int(self.says.get("global_head_dim", 0)) or width
         if width is None:
-            width = self.width(heads)
-        return width, width
+            width = self.width(heads) * int(self.says.get("widened", 1))
+        return width, (self.count("v_head_dim") if "v_head_dim" in self.says else None) or width
 
     def kv_heads(self, heads: int, kind: str) -> int:
+        if "window_kv" in self.says and kind == "sliding_attention":
+            return int(self.says["window_kv"]) * (self.count(*NAMES["kv_heads"]) or heads)
         if kind == "full_attention" and self.value("attention_k_eq_v"):
             return self.count("num_global_key_value_heads") or heads
         if self.number("qk_nope_head_dim") is not None or self.says.get("kv") == "heads":
             return heads
+        if self.says.get("kv", "").isdigit():
+            return int(self.says["kv"])
         if self.value("multi_query") and not self.value("new_decoder_architecture"):
             return 1
+        if self.value("multi_query_attention") is False:
+            return heads
         return self.count(*NAMES["kv_heads"]) or heads
 
-    def window(self, kind: str) -> int | None:
-        """Keys beside a token's own that it sees on one side; None no bound."""
-        if kind not in ("sliding_attention", "hybrid_sliding"):
+    def window(self, kind: str, causal: bool) -> int | None:
+        """Keys beside a token's own that it sees on one side; None no bound. ``sides`` names a field of both
+        sides together; ``reach`` one that counts the keys beside."""
+        windowed = ("sliding_attention", "hybrid_sliding", *(["full_attention"] * ("windowed" in self.says)))
+        if kind not in windowed:
             return None
-        sides = self.says.get("sides")
-        size = self.count(sides) if sides else self.count(*NAMES["window"])
+        sides, reach = (self.says.get(name) for name in ("sides", "reach"))
+        size = self.count(sides) if sides else self.count(*self.names("window"))
+        if reach and (reach == "both") > causal:
+            return size
+        if reach and self.config.get(reach) is not None:
+            return self.count(reach)
         if size is None:
             return None
         return size // 2 if sides or self.bidirectional() else size - 1
@@ -369,6 +428,11 @@ class _Reader:
         """A field that some families keep from one they were made from and do not read."""
         read = "bidirectional" in self.says or self.model_type not in _families()
         return read and bool(self.value("use_bidirectional_attention"))
+
+    def biased(self) -> bool:
+        """``bias``: always; ``bias=FIELD``: where that is set; ``bias=FIELD:NUMBER``: where it is that."""
+        field, _, number = self.says.get("bias", "no").partition(":")
+        return not field or (str(self.value(field)) == number if number else bool(self.value(field)))
 
     def softcap(self) -> float:
         """A field that some families keep from one they were made from and do not read."""
@@ -389,7 +453,7 @@ class _Reader:
     def scale(self, width: int) -> float:
         said = self.says.get("scale")
         if said is None:
-            return float(width**-0.5) * self.mscale() ** 2
+            return float(width**-0.5) * self.mscale() ** 2 * float(self.says.get("times", 1))
         field, _, power = said.partition("^")
         value = self.number(field) if not field.replace(".", "").isdigit() else float(field)
         if value is None:
@@ -474,7 +538,44 @@ def _letters(reader: _Reader, count: int, rest: str) -> list[str]:
     return [kinds[letter] for letter in stated]
 
 
+def _ratios(reader: _Reader, count: int, rest: str) -> list[str]:
+    """``FIELD``: by how much each layer compresses keys, 0 not at all; without it all of them do."""
+    stated = reader.indices(rest) or [1] * count
+    return ["compressed_sparse_attention" if ratio else "sliding_attention" for ratio in stated[:count]]
+
+
+def _no_ops(reader: _Reader, count: int, rest: str) -> list[str]:
+    """``FIELD``: a list of blocks, of which some have no attention."""
+    blocks = reader.value(rest)
+    return ["mlp" if _block(blocks, index).get("no_op") else "full_attention" for index in range(count)]
+
+
+def _block(blocks: Any, index: int) -> Config:
+    """What one of ``block_configs`` says of its attention."""
+    block = blocks[index] if isinstance(blocks, (list, tuple)) and index < len(blocks) else None
+    found = block.get("attention") if isinstance(block, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _repeat(reader: _Reader, count: int, rest: str) -> list[str]:
+    """``HEAD|CYCLE``: letters of the first layers, then those that come again and again."""
+    head, cycle = rest.split("|")
+    letters = (head + cycle * count)[:count]
+    return [_LETTERS[letter] for letter in letters]
+
+
+_LETTERS = {
+    "F": "full_attention",
+    "S": "sliding_attention",
+    "L": "linear_attention",
+    "C": "conv",
+    "H": "hybrid",
+}
+
 _PATTERNS: dict[str, Pattern] = {
+    "repeat": _repeat,
+    "ratios": _ratios,
+    "no_ops": _no_ops,
     "all": lambda reader, count, rest: [rest] * count,
     "full_every": _nth("full_attention", "sliding_attention"),
     "full_every_and_last": _full_every_and_last,

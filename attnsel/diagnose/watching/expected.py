@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from math import prod
 
 from attnsel.backends.registry import CANDIDATES, complete
 from attnsel.base.suggestions import candidate_suggestion
+from attnsel.diagnose.models.calls import BY_HAND
 from attnsel.diagnose.watching.judge import Watched, by_hand
 from attnsel.diagnose.watching.record import Site
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
-from attnsel.params import ITEMSIZE
-from attnsel.selection.evaluate import memory_parts
+from attnsel.selection.evaluate import mask_bytes, memory_parts
 from attnsel.verdicts.requirements import size
-
-BY_HAND = "by hand"
-"""What a test that is about attention written out names instead of a kernel."""
 
 
 def kernels_of(given: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -62,14 +58,10 @@ def _told(site: Site, text: str) -> str:
 
 def score_bytes(site: Site, env: Environment) -> int:
     """Bytes of queries x keys of one call: what attention by hand wrote, what its kernel's record says, and
-    the mask that it was given."""
+    the mask that it was given. A bias that was written to the scores is in what was written."""
     p, made = site.params, sum(one.bytes for one in site.materialised)
     if p is None or p.max_seqlen_q < 2:
         return made
     if site.candidate in CANDIDATES:
         made += sum(amount for what, amount in memory_parts(site.candidate, p, env) if what == "scores")
-    mask = p.tensors.mask
-    if mask is not None:
-        sizes = [count for count, step in zip(mask.shape, mask.stride, strict=True) if step]
-        made += prod(sizes) * ITEMSIZE.get(mask.dtype, 1)
-    return made
+    return made if p.tensors.mask is None else made + mask_bytes(p)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import model_families
-from attnsel import Environment, plan
+from attnsel import Environment, plan, recommend
 from attnsel.cli import main
 from attnsel.diagnose.models import source, table
 from attnsel.diagnose.models.document import model_document
@@ -38,6 +39,33 @@ def test_layers_that_are_no_softmax_attention_are_named_and_not_planned(monkeypa
     assert {cell.phase for cell in found.cells} == set(PHASES)
     assert [len(call.layers) for call in found.layers.calls] == [12]
     assert [(len(other.layers), other.kind) for other in found.layers.other] == [(36, "GatedDeltaNet")]
+
+
+HUB = json.loads(Path(__file__).with_name("hub.json").read_text())
+
+
+@each("public", HUB)
+def test_a_config_of_a_hub_is_read_as_its_family_says(public) -> None:
+    """tests/proof/model_families.py asks transformers' code about them too."""
+    found = table.tabled(public["config"])
+    fields = ("stack", "q_heads", "kv_heads", "head_dim_qk", "head_dim_v", "window", "sinks")
+    told = [
+        [len(call.layers), *(getattr(call, name) for name in fields), round(call.scale, 4)]
+        for call in found.calls
+    ]
+    assert told == public["calls"]
+    assert [[len(other.layers), other.kind] for other in found.other] == public["other"]
+    assert list(found.unread) == public["unread"]
+
+
+def test_attention_that_is_written_out_reaches_no_kernel(capsys, tmp_path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "bloom", "n_layer": 2, "n_head": 8, "hidden_size": 1024}')
+    assert main(["explain", "--model", str(path), "--gpu", "H100"]) == 0
+    said = capsys.readouterr().out
+    assert "by hand · slow" in said
+    assert "no attn_implementation reaches a kernel" in said
+    assert recommend("transformers", {"model_type": "bloom"}, Environment.describe("H100")) == "eager"
 
 
 @each("gpu", ("H100", "B200", "RTX 4090", "T4"))
