@@ -88,7 +88,7 @@ def test_it_is_asked_once_with_the_switches_of_the_process_where_none_are_given(
         ),
         (
             answer(REFUSED, chosen=None, error="No available kernel"),
-            "takes no kernel; attnsel runs sdpa.flash.",
+            "raises; attnsel runs sdpa.flash.",
         ),
     ],
 )
