@@ -58,9 +58,9 @@ _PATTERNS = (
 
 _IN_ASCII = {
     **dict(zip("✔✖◐▷◁△–—−─·×↓µ’‘“”", "+x%><^-----xvu''\"\"", strict=True)),
-    **{"→": "->", "≥": ">=", "≤": "<=", "≠": "!=", "±": "+-", "…": "..."},
+    **{"→": "->", "←": "<-", "≥": ">=", "≤": "<=", "≠": "!=", "±": "+-", "…": "..."},
 }
-_WIDER = re.compile(r"([→≥≤≠±])(\S*) (?=  )")  # in a column, which has the room
+_WIDER = re.compile(r"([→←≥≤≠±])(\S*) (?=  )")  # in a column, which has the room
 
 
 def _alike(error: UnicodeError) -> tuple[str, int]:

@@ -271,6 +271,9 @@ def test_the_doctor_of_a_machine(name, same_machine, capsys, says, monkeypatch):
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(RELEASE_OF_DOCTOR, "1.2.3")
     typed = WORDS[name].partition("\n")[0]
+    if name.endswith("_160_ascii"):
+        monkeypatch.setenv("COLUMNS", "160")
+        sys.stdout.reconfigure(encoding="ascii")
     code = main(typed.split()[2:])
     out, err = capsys.readouterr()
     assert not err
