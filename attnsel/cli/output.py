@@ -57,7 +57,7 @@ _PATTERNS = (
 
 
 _IN_ASCII = {
-    **dict(zip("✔✖◐▷◁△–—−─·×↓µ’‘“”", "+x%><^-----xvu''\"\"", strict=True)),
+    **dict(zip("✔✖◐▷◁△–—−─·×↓µ°’‘“”", "+x%><^-----xvu'''\"\"", strict=True)),
     **{"→": "->", "←": "<-", "≥": ">=", "≤": "<=", "≠": "!=", "±": "+-", "…": "..."},
 }
 _WIDER = re.compile(r"([→←≥≤≠±])(\S*) (?=  )")  # in a column, which has the room
