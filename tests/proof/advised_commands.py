@@ -57,6 +57,7 @@ OF_A_PROGRAM = ("run", "watch", "replay", "prove")
 TO_FILL_IN = re.compile(r"\b(PROGRAM|FILE|FOLDER|NAME|REQUEST)\b|\.(py|jsonl?|txt|log|csv)\b|\{|\$|/( |$)|…")
 MADE_BY_ITS_READER = re.compile("ACME001|CUDNN245")  # rules that a page lets its reader write
 TORCH_ALONE = "needs PyTorch, which is not installed here"
+QUOTED = re.compile(r"\$ |---|> |.*\b(error|known): ")  # what was typed, and what other programs say
 SECONDS = 60  # that one command may take
 JOBS = 2
 # Flags of pip's, and whether a value follows.
@@ -71,7 +72,7 @@ def texts() -> Iterator[str]:
     records = [path for folder in RECORDS for path in sorted((ROOT / folder).glob("*.txt"))]
     for path in records:
         if not path.name.startswith(("error_", "did_you_mean_")):  # what is wrong with what was typed
-            yield "\n".join(line for line in joined(path).split("\n") if not line.startswith(("$ ", "---")))
+            yield "\n".join(line for line in joined(path).split("\n") if not QUOTED.match(line))
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
             yield re.sub(r" +# .*", "", joined(path))
