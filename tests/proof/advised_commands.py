@@ -63,7 +63,7 @@ JOBS = 2
 # Flags of pip's, and whether a value follows.
 PIP_FLAGS = {"--index-url": True, "--target": True, "--group": True, "-e": True, "-r": True}
 NO_NAME = re.compile(
-    r"(it|beside|silences|the|a|of|and|or|with|where|from|for|on|before|takes|does|which|then|what|newer)"
+    r"(it|the|a|of|and|or|with|where|from|for|on|before|beside|builds|does|silences|takes|which|then|what)"
 )
 
 
