@@ -171,6 +171,16 @@ class DotProductAttention(nn.Module):
         if not (cp_group is None and cp_global_ranks is None and cp_stream is None):
             self._cp = context_parallel.resolve(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
 
+    @property
+    def qkv_format(self) -> str:
+        """The layout of a call that names none."""
+        return str(self._static["qkv_format"])
+
+    @property
+    def attn_mask_type(self) -> str:
+        """The mask of a call that names none."""
+        return str(self._static["attn_mask_type"])
+
     def forward(
         self,
         query_layer: Tensor | None = None,

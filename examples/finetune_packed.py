@@ -33,7 +33,8 @@ VOCABULARY, PAD = 512, 0
 
 def make_model() -> Any:
     torch.manual_seed(0)
-    config = LlamaConfig(
+    make: Any = LlamaConfig  # its types name few of its arguments
+    config = make(
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=256,
@@ -44,7 +45,8 @@ def make_model() -> Any:
         attn_implementation="attnsel",
         pad_token_id=PAD,
     )
-    return LlamaForCausalLM(config).to(DEVICE)
+    model: Any = LlamaForCausalLM(config)
+    return model.to(DEVICE)
 
 
 def make_texts(count: int, longest: int) -> list[dict[str, list[int]]]:
@@ -70,7 +72,9 @@ def padded(texts: list[dict[str, list[int]]]) -> dict[str, Any]:
 
 def packed(texts: list[dict[str, list[int]]]) -> dict[str, Any]:
     """[1, t], one text behind the other, with positions that restart and cu_seq_lens that say where."""
-    return DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")(texts)
+    collator: Any = DataCollatorWithFlattening
+    batch: dict[str, Any] = collator(return_flash_attn_kwargs=True, return_tensors="pt")(texts)
+    return batch
 
 
 def on_device(batch: dict[str, Any]) -> dict[str, Any]:

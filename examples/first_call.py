@@ -38,13 +38,16 @@ out.sum().backward()
 
 # ---- 2. the same in float64 -----------------------------------------------------------------------------
 
-wide = [t.detach().double().transpose(1, 2) for t in (q, k, v)]  # [b, h, s, d]
-right = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True, enable_gqa=True)
+wide_q, wide_k, wide_v = (t.detach().double().transpose(1, 2) for t in (q, k, v))  # [b, h, s, d]
+right = torch.nn.functional.scaled_dot_product_attention(
+    wide_q, wide_k, wide_v, is_causal=True, enable_gqa=True
+)
 error = (out.detach() - right.transpose(1, 2).flatten(2)).abs().max().item()
 
 # ---- 3. what ran, and why ---------------------------------------------------------------------------------
 
 answer = core.last_selection
+assert answer is not None, "a call was made"
 print(f"attention of {BATCH} sequences of {LENGTH} tokens, forward and backward: {answer.backend} ran")
 print(f"out {list(out.shape)}; largest difference from float64: {error:.0e}")
 print("\nThe whole answer (ATTNSEL_DEBUG=2 prints it too; core.explain(q, k, v) gives it without running):\n")

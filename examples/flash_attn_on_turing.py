@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import signal
+from typing import Any
 
 try:
     import torch
+    from torch import Tensor
 
     from attnsel import AttentionParams, Environment, select
     from attnsel.flash_attn import install
@@ -40,18 +42,18 @@ def heading(text: str) -> None:
 # ---- 1. the program, as one finds it ------------------------------------------------------------------
 
 
-def train_step(q, k, v, lengths):
+def train_step(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Tensor:
     """Causal attention of packed sequences: out [t, h, d], after a backward pass."""
     from flash_attn import flash_attn_varlen_func
 
     ends = torch.tensor([0, *lengths], device=q.device).cumsum(0).to(torch.int32)
     longest = max(lengths)
-    out = flash_attn_varlen_func(q, k, v, ends, ends, longest, longest, causal=True)
+    out: Tensor = flash_attn_varlen_func(q, k, v, ends, ends, longest, longest, causal=True)
     out.float().square().mean().backward()
     return out
 
 
-def decode(q, k_new, v_new, k_cache, v_cache, filled):
+def decode(q: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, filled: Tensor) -> Any:
     """One more token per sequence: the cache takes it in place, and the query sees what is filled."""
     from flash_attn import flash_attn_with_kvcache
 
@@ -69,7 +71,7 @@ print(installed or "the real package works here and is used")
 # ---- 3. run it, and check it ----------------------------------------------------------------------------
 
 
-def plain(q, k, v):
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of one sequence, [s, h, d], in plain PyTorch and float32; rows stand at the end."""
     q, k, v = q.float(), *(t.float().repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (k, v))
     scores = torch.einsum("ihd,jhd->hij", q, k) / HEAD_DIM**0.5
@@ -77,7 +79,7 @@ def plain(q, k, v):
     return torch.einsum("hij,jhd->ihd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
 
 
-def random(*shape):
+def random(*shape: int) -> Tensor:
     return torch.randn(shape, device=DEVICE, dtype=torch.float16)
 
 
@@ -106,7 +108,12 @@ print(f"largest difference from each sequence alone: {(step - expected).abs().ma
 # ---- 4. on a T4 -----------------------------------------------------------------------------------------
 
 T4 = Environment.describe(gpu="T4")
-shared = {"dtype": "fp16", "num_heads": HEADS, "num_gqa_groups": KV_HEADS, "head_dim_qk": HEAD_DIM}
+shared: dict[str, Any] = {
+    "dtype": "fp16",
+    "num_heads": HEADS,
+    "num_gqa_groups": KV_HEADS,
+    "head_dim_qk": HEAD_DIM,
+}
 CALLS = {
     "flash_attn_varlen_func, training": AttentionParams(
         qkv_layout="thd",

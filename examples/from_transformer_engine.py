@@ -58,7 +58,8 @@ class Attention(nn.Module):
         heads = self.qkv(x).unflatten(-1, (-1, HEAD_DIM))
         q, k, v = heads.split((HEADS, GROUPS, GROUPS), dim=2)  # [s, b, h, d]
         context = self.core_attention(q, k, v, attention_mask=mask, fast_zero_fill=True)
-        return self.out(context)  # context [s, b, h * d]
+        out: Tensor = self.out(context)  # of [s, b, h * d]
+        return out
 
 
 # ---- 2. weights that TransformerEngine saved ------------------------------------------------------------
@@ -97,7 +98,8 @@ def alone(model: Attention, x: Tensor) -> Tensor:
     scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), -torch.inf)
     sinks = weights["core_attention.softmax_offset"].reshape(HEADS, 1, 1).expand(HEADS, len(x), 1)
     probabilities = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
-    return torch.einsum("hij,jhd->ihd", probabilities, v).flatten(1) @ weights["out.weight"].t()
+    out: Tensor = torch.einsum("hij,jhd->ihd", probabilities, v).flatten(1) @ weights["out.weight"].t()
+    return out
 
 
 def refusal_of(core: nn.Module, q: Tensor, wish: dict[str, Any]) -> str:
@@ -131,6 +133,7 @@ def main() -> None:
 
     heading("the module runs here")
     chosen = model.core_attention.last_selection
+    assert chosen is not None
     print(f"padding_causal with sinks, [s, b, h, d] on the CPU: {chosen.backend}")
     apart = max((out[:n, i] - alone(model, x[:n, i])).abs().max().item() for i, n in enumerate(lengths))
     print(f"largest difference from each sequence alone in float64: {apart:.0e}")
@@ -146,10 +149,13 @@ def main() -> None:
     # ---- 5. switches
     heading("NVTE_FLASH_ATTN=0, in attnsel's words")
     core(q, q, q)
-    before = core.last_selection.backend
+    before = core.last_selection
     with attnsel.override(deny=("sdpa.flash", "sdpa.varlen", "flash_attn.2", "flash_attn.3", "flash_attn.4")):
         core(q, q, q)
-    print(f"without FlashAttention: {before} → {core.last_selection.backend}")
+    after = core.last_selection
+    assert before is not None
+    assert after is not None
+    print(f"without FlashAttention: {before.backend} → {after.backend}")
 
     # ---- 6. on an H100
     heading("what an H100 would run (planned, not run)")

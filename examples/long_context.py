@@ -54,7 +54,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:  # [b, s / size, width]
         q, k, v = self.qkv(x).unflatten(-1, (-1, HEAD_DIM)).split((HEADS, GROUPS, GROUPS), dim=2)
-        return self.out(self.core(rotate(q, positions), rotate(k, positions), v))
+        out: Tensor = self.out(self.core(rotate(q, positions), rotate(k, positions), v))
+        return out
 
 
 class Model(nn.Module):
@@ -70,7 +71,7 @@ class Model(nn.Module):
         )
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:  # [b, s / size] → [b, s / size, v]
-        x = self.embed(tokens)
+        x: Tensor = self.embed(tokens)
         for i, (attention, mlp) in enumerate(zip(self.attention, self.mlps, strict=True)):
             x = x + attention(self.norms[2 * i](x), positions)
             x = x + mlp(self.norms[2 * i + 1](x))
@@ -120,8 +121,11 @@ def train(chosen: argparse.Namespace, group: Any, device: torch.device) -> None:
                 dist.all_reduce(parameter.grad, group=group)
         optimizer.step()
         if first and step == 0:
-            backend = model.attention[0].core.last_selection.backend
-            print(f"processes: {place_of(place)[0]}; every step of attention runs on {backend}")
+            layer = model.attention[0]
+            assert isinstance(layer, Attention)
+            ran = layer.core.last_selection
+            assert ran is not None
+            print(f"processes: {place_of(place)[0]}; every step of attention runs on {ran.backend}")
         if first and (step % 5 == 0 or step == chosen.steps - 1):
             print(f"step {step:3d}  loss {shown:.4f}", flush=True)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 try:
@@ -71,7 +72,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, turned: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (-1, HEAD_DIM)).split([HEADS, GROUPS, GROUPS], dim=2)
-        return self.out(self.core(rotate(q, turned), rotate(k, turned), v))
+        out: Tensor = self.out(self.core(rotate(q, turned), rotate(k, turned), v))
+        return out
 
 
 class Block(nn.Module):
@@ -85,7 +87,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, turned: Tensor) -> Tensor:
         x = x + self.attention(self.before_attention(x), turned)
         gate, value = self.up(self.before_mlp(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * value)
+        x = x + self.down(F.silu(gate) * value)
+        return x
 
 
 class GPT(nn.Module):
@@ -113,7 +116,7 @@ def batch(data: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return pieces[:, :-1], pieces[:, 1:]
 
 
-def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+def loss_of(model: Callable[[Tensor], Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy in nats per character."""
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
         logits = model(tokens)
@@ -147,7 +150,10 @@ def train(model: GPT, data: Tensor, options: argparse.Namespace) -> None:
     schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, cosine], [warm])
 
     loss_of(model, *batch(data, options.batch))  # once: compiled code does not record what it runs
-    chosen = model.blocks[0].attention.core.last_selection
+    first = model.blocks[0]
+    assert isinstance(first, Block)
+    chosen = first.attention.core.last_selection
+    assert chosen is not None
     print(f"attention runs on {chosen.backend}\n  {one_line(chosen)}\n")
 
     running = torch.compile(model, fullgraph=True) if options.compile else model

@@ -84,7 +84,7 @@ def order_of_f_sdpa(c: RankKey, arch: int | None, policy: Policy) -> int:
 def proven_before_unproven(c: RankKey, arch: int | None, policy: Policy) -> int:
     """A kernel that no committed result shows here comes after all others
 
-    Why: compiled and interpreted is not the same as run. One that was executed off-GPU is placed by PREF010.
+    Why: compiled and interpreted is not the same as run. One that was executed on a CPU is placed by PREF010.
     Source: benchmarks/results/gpu-tests-*.json and triton-executed.json in attnsel's repository.
     """
     return int(c.unproven and not c.executed)
@@ -105,9 +105,9 @@ def costly_changes_last(c: RankKey, arch: int | None, policy: Policy) -> int:
 _HALF = 8  # sixteenths
 
 
-@preference("PREF010", short="executed off-GPU only", evidence="executed")
+@preference("PREF010", short="executed on a CPU only", evidence="executed")
 def proven_before_executed(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """A kernel executed off-GPU only comes after proven ones that fit as well
+    """A kernel executed on a CPU only comes after proven ones that fit as well
 
     Why: executing its PTX on a CPU shows that its numbers are right and its accesses in bounds. It shows
     neither its speed nor what ptxas makes of it, so what has run on a GPU goes first. A change that adds more
@@ -237,7 +237,7 @@ def contested_order(c: RankKey, arch: int | None, policy: Policy) -> int:
     return _place(_standing(c.name)[0], c, arch)[1]
 
 
-@preference("PREF009", short="second of its family", evidence="policy")
+@preference("PREF009", short="same family as one above", evidence="policy")
 def order_within_a_family(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Within a family, the kernel with fewer layers above it goes first
 

@@ -81,6 +81,8 @@ class FrozenModel(BaseModel):
         # Kept in the instance's dictionary: pydantic's private attributes cost a microsecond to read.
         _key: ClassVar[tuple[Any, ...]]
         _hash: ClassVar[int]
+    elif not hasattr(BaseModel, "__pydantic_fields__"):  # before pydantic 2.10
+        __pydantic_fields__ = property(lambda self: self.model_fields)
 
     def __init__(self, **data: Any) -> None:
         try:

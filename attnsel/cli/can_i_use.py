@@ -79,7 +79,10 @@ def can_i_use(
 
     Without a feature: all of them, a line each, on one GPU (sm90 unless --gpu names another). With one: a
     table of kernels and architectures; with --gpu each kernel's releases in ranges, and the rules against
-    it. A word that begins several names stands for them all: fp8, head-dim, paged.
+    it. A word that begins several names stands for them all: fp8, head-dim, paged. Such as:
+
+        attnsel can-i-use softcap --gpu H100
+        attnsel can-i-use --gpu H100 --rows head_dim=64,128 --cols cudnn=8.9.7,9.5
 
     Every answer is the engine's own about one question, with all known releases of what decides: cuDNN,
     Triton, flash-attn, or PyTorch with what its wheel brings. What else a kernel needs is the newest. A

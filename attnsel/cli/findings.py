@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -104,9 +105,14 @@ def _libraries(machine: ProbedMachine) -> Iterator[Finding]:
                 f"{name.replace('_', '-')} {probe.installed} is installed and does not load: {probe.trouble}"
             )
             package = "nvidia-cudnn-frontend" if name == "cudnn_frontend" else name
-            yield Finding("DOCTOR003", text, f"reinstall it: pip install --force-reinstall {package}")
+            lacking = _LACKING.search(probe.trouble)
+            fix = f"reinstall it: pip install --force-reinstall {package}"
+            if lacking and lacking[1] != name:  # triton 3.2 wants setuptools, and does not ask pip for it
+                fix = f"it needs the package {lacking[1]}: pip install {lacking[1]}"
+            yield Finding("DOCTOR003", text, fix)
 
 
+_LACKING = re.compile(r"No module named '(\w+)")
 _NO_LIBCUDNN = "cudnnGetVersion"  # the first symbol that cudnn-frontend looks for, when it is imported
 
 

@@ -56,22 +56,32 @@ _PATTERNS = (
 )
 
 
-_IN_ASCII = dict(zip("✔✖◐▷◁△–—─·×↓µ→≥≤≠…", (*"+x%><^----xvu", "->", ">=", "<=", "!=", "..."), strict=True))
+_IN_ASCII = {
+    **dict(zip("✔✖◐▷◁△–—−─·×↓µ°’‘“”", "+x%><^-----xvu'''\"\"", strict=True)),
+    **{"→": "->", "←": "<-", "≥": ">=", "≤": "<=", "≠": "!=", "±": "+-", "…": "..."},
+}
+_WIDER = re.compile(r"([→←≥≤≠±])(\S*) (?=  )")  # in a column, which has the room
+
+
+def _alike(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_IN_ASCII.get(one, "?") for one in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("attnsel", _alike)
 
 
 def only_what_it_can(stream: Any) -> None:
     """A stream that is not UTF-8 shows marks that still differ, and ``?`` for what has no likeness."""
-    if not (getattr(stream, "encoding", None) or "").lower().startswith("utf"):
+    utf = (getattr(stream, "encoding", None) or "").lower().startswith("utf")
+    if not utf and hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="attnsel")
 
-        def alike(error: UnicodeError) -> tuple[str, int]:
-            assert isinstance(error, UnicodeEncodeError)
-            return "".join(
-                _IN_ASCII.get(one, "?") for one in error.object[error.start : error.end]
-            ), error.end
 
-        codecs.register_error("attnsel", alike)
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="attnsel")
+def as_it_can(text: str, stream: Any) -> str:
+    """A text as ``only_what_it_can`` would have it shown, for a stream that is a program's own."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "attnsel").decode(encoding)
 
 
 def on_terminal() -> bool:
@@ -81,12 +91,13 @@ def on_terminal() -> bool:
 
 def text_width() -> int:
     """Columns for running text: COLUMNS where it is set; else the terminal's, at most 100, beyond which
-    text reads badly; 80 where there is none."""
+    text reads badly; 80 where there is none. Two fewer where an arrow takes two."""
+    wider = 2 * (getattr(sys.stdout, "errors", None) == "attnsel")
     if os.environ.get("COLUMNS"):  # settle_width has seen to what it holds
-        return max(40, min(shutil.get_terminal_size().columns, _LARGEST))
+        return max(40, min(shutil.get_terminal_size().columns - wider, _LARGEST))
     if not sys.stdout.isatty():
-        return 80
-    return max(40, min(shutil.get_terminal_size().columns, _WIDEST))
+        return 80 - wider
+    return max(40, min(shutil.get_terminal_size().columns - wider, _WIDEST))
 
 
 def settle_width() -> None:
@@ -134,6 +145,7 @@ def print_text(text: str) -> None:
     text = "\n".join(map(printable, text.split("\n")))
     if getattr(sys.stdout, "errors", None) == "attnsel":  # where "?" is what has no likeness
         text = re.sub(r"(?<!\S)\?(?!\S)", "~", text)
+        text = _WIDER.sub(lambda found: _IN_ASCII[found[1]] + found[2], text)
     if not on_terminal():
         print(text)
         return

@@ -21,7 +21,7 @@ from cyclopts import Parameter
 
 from attnsel.cli.flags import THE_MACHINE
 from attnsel.cli.form import OUTPUT, TEXT, Form, yes_or_no
-from attnsel.cli.output import BAD_INPUT, ENDING, FOUND, INTERRUPTED, complain
+from attnsel.cli.output import BAD_INPUT, ENDING, FOUND, INTERRUPTED, as_it_can, complain
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput, in_words
 
@@ -252,13 +252,17 @@ def run(
         return BAD_INPUT
     if done and not quiet:
         complain(done)
+    failed: object = True
     try:
-        code = execute(program, module)
+        failed = execute(program, module)
+    except SystemExit as left:  # as many programs end: sys.exit(main())
+        failed = left.code
+        raise
     finally:
         other_libraries.put_back(sdpa=sdpa, transformers=transformers)
-    if done and not quiet and not code:  # what a failed program says last is its own
-        complain(other_libraries.what_ran())
-    return code
+        if done and not quiet and not failed:  # what a failed program says last is its own
+            complain(other_libraries.what_ran())
+    return int(failed)
 
 
 # ---- ``attnsel watch``: an unmodified program, and what attention it runs ------------------------------
@@ -360,7 +364,7 @@ class Teller:
         if self.output is None:
             with suppress(Exception):  # closed, or a pipe that nobody reads: the program's own affair
                 sys.stdout.flush()
-            print(text, file=sys.stderr)
+            print(as_it_can(text, sys.stderr), file=sys.stderr)
         elif not watched.process.rank:
             try:
                 Path(self.output).write_text(f"{text}\n", encoding="utf-8")

@@ -417,8 +417,8 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
 
     def with_flags_of(words: Sequence[str]) -> Callable[..., int]:
         """The command without those flags of a question that ``words`` do not name: there are a hundred, and
-        making all of them ready takes cyclopts longer than the answer takes. For ``explain --help`` those
-        that people use most, and the first and the last of what it says."""
+        making all of them ready takes cyclopts longer than the answer takes. For ``--help`` those that people
+        use most, and of what it says the first, the last and the examples."""
         named = {word.partition("=")[0] for word in words}
         asked = {
             flag.parameter.name for flag in (*SHORTHANDS, *FLAGS) if named & {*flag.names, flag.negative}
@@ -426,11 +426,10 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
         asked |= signature.parameters.keys() - {flag.parameter.name for flag in (*SHORTHANDS, *FLAGS)}
         fewer = functools.update_wrapper(functools.partial(run), run)
         if named & {"--help", "-h"}:
-            asked = set(signature.parameters)
-            if run.__name__ == "explain":
-                first, *_, last = inspect.cleandoc(run.__doc__ or "").split("\n\n")
-                fewer.help = "\n\n".join((first, _HELP_ALL, last))  # type: ignore[attr-defined]
-                asked = set(_IN_BRIEF.split())
+            asked = set(_IN_BRIEF.split())
+            first, *more, last = inspect.cleandoc(run.__doc__ or "").split("\n\n")
+            examples = [part for part in more if part.startswith("    ") or part.endswith(":")]
+            fewer.help = "\n\n".join((first, *examples, _HELP_ALL, last))  # type: ignore[attr-defined]
         kept = [one for one in signature.parameters.values() if one.name in asked]
         fewer.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
         return fewer
@@ -441,7 +440,8 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
 
 _IN_BRIEF = (
     "machine_gpu machine_cudnn machine_torch params_num_heads params_num_gqa_groups shorthand_head_dim "
-    "shorthand_seqlen params_dtype params_attn_mask_type params_is_training model from_log as_ short form"
+    "shorthand_seqlen params_dtype params_attn_mask_type params_is_training model from_log as_ short form "
+    "feature rows cols kernel csv places questions"
 )
 """Parameters whose flags ``--help`` shows."""
 

@@ -136,11 +136,13 @@ def one_line(selection: SelectionView) -> str:
     parts[0] += known_bug_words((bug.code, bug.rule.title) for bug in selection.known_bugs)
     if len(ranked) > 1:
         parts.append(f"next {ranked[1].name}")
+    elsewhere = needing_gpu(selection)
     blocked = [
         f"{c.name} ({', '.join(dict.fromkeys(r.code for r in c.reasons))})"
         for c in selection.candidates
-        if c.verdict == "refused" and not CANDIDATES[c.name].last_resort
+        if c.verdict == "refused" and not CANDIDATES[c.name].last_resort and c.name not in elsewhere
     ]
+    blocked += [f"{len(elsewhere)} that need a GPU"] if elsewhere else []
     if blocked:
         parts.append("refused: " + ", ".join(blocked))
     better = better_way(selection)
@@ -268,7 +270,7 @@ def unproven_words(candidate: Candidate) -> str:
     record = CANDIDATES[candidate.name]
     if record.plugin:
         return f"{record.distribution} declares no proof"
-    return "executed off-GPU" if candidate.executed_off_gpu else record.unproven_note
+    return "executed on a CPU only" if candidate.executed_off_gpu else record.unproven_note
 
 
 def adaptation_words(made: Adaptation, p: AttentionParams) -> str:

@@ -187,7 +187,8 @@ def difference(selection: SelectionView) -> str:
         return ""
     ours, theirs = selection.backend, dispatch.chosen
     name = f"{TITLES[dispatch.dispatcher]} {dispatch.release}".rstrip()
-    taken = f"{name} takes {'no kernel' if theirs is None else theirs.name}"
+    nothing = "raises" if dispatch.error and dispatch.offers else "takes no kernel"
+    taken = f"{name} {nothing if theirs is None else f'takes {theirs.name}'}"
     taken += known_bug_words((bug.code, bug.text) for bug in dispatch.known_bugs)
     one = len(dispatch.known_bugs) == 1
     if theirs is None:

@@ -30,7 +30,7 @@ from attnsel.report.document import (
 
 _LABEL = 15  # columns of a label behind a number, at least: one column for the names of all candidates
 _LIST, _LIST_ON_A_SCREEN = 2, 1  # the column of a list, at least
-_NAME = 6  # letters of a name in the second line of a table's head, where there is little room
+_NAME = 6  # letters of a name in the second line of a table's head, where there is little room: then in two
 _FLAG = re.compile(r""" (?=--)(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")  # before a flag, outside quotes
 
 
@@ -167,8 +167,10 @@ def _table(block: Table, width: int) -> list[str]:
     parts = [tuple(map(_said, part)) if type(part) is tuple else ("", _said(part)) for part in block.head]
     families = [above.rstrip(".") for above, _ in parts]
     for most in (width, _NAME) if any(families) else ():
-        names = [name if not above or len(name) <= most else _cut(name, most - 1) for above, name in parts]
-        lines = _columns(names, rows, 1, families)
+        broken = [bool(above) and len(name) > most for above, name in parts]
+        names = [f"{name[:4]}-" if cut else name for cut, (_, name) in zip(broken, parts, strict=True)]
+        rest = [name[4:] if cut else "" for cut, (_, name) in zip(broken, parts, strict=True)]
+        lines = _columns(names, rows, 1, families, rest)
         if all(len(line) <= width for line in lines):
             return lines
     widths = _widths(head, rows)
@@ -189,10 +191,15 @@ def _widths(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _columns(
-    head: Sequence[str], rows: Sequence[Sequence[str]], gap: int, families: Sequence[str] = ()
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    gap: int,
+    families: Sequence[str] = (),
+    rest: Sequence[str] = (),
 ) -> list[str]:
-    """A table in one piece. ``families``: what heads have in common with their neighbours, shown once."""
-    widths, above, blank = _widths(head, rows), [], " " * gap
+    """A table in one piece. ``families``: what heads have in common with their neighbours, shown once;
+    ``rest``: of heads that take two lines."""
+    widths, above, blank = _widths(head, [*rows, rest] if rest else rows), [], " " * gap
     for family, members in groupby(range(len(families)), families.__getitem__):
         places = list(members)
         room = sum(widths[place] + gap for place in places) - gap
@@ -203,6 +210,7 @@ def _columns(
         return blank.join(f"{cell:<{wide}}" for cell, wide in zip(cells, widths, strict=True)).rstrip()
 
     lines = [blank.join(above).rstrip(), line(head)] if families else [line(head)]
+    lines += [line(rest)] if any(rest) else []
     if all(len(row) > 1 for row in rows):
         lines.append(line("─" * wide for wide in widths))
     for row in rows:
@@ -232,7 +240,3 @@ def _item(item: Item, width: int, at: int, wide: int = _LABEL) -> list[str]:
     for block in item.below:
         out += _block(block, width, below, False)
     return out
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"

@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -246,12 +247,12 @@ def append(path: Path, rows: Sequence[Row]) -> None:
 def _locked(name: str) -> Iterator[None]:
     """One process at a time; the system lets go of it when a process ends, however it does."""
     with open(name, "ab") as file:
-        try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+        else:
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
-        except ImportError:  # Windows
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
         yield

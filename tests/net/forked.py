@@ -113,7 +113,8 @@ def perform(asked: dict[str, Any]) -> int:
         os.dup2(file, number)
     sys.stdin = open(os.devnull)  # noqa: SIM115
     for number, name in ((1, "stdout"), (2, "stderr")):
-        setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+        encoding = os.environ.get("PYTHONIOENCODING", "utf-8")
+        setattr(sys, name, os.fdopen(number, "w", encoding=encoding, closefd=False))
     sys.path.insert(0, "")
     try:
         if "command" in asked:

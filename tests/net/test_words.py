@@ -21,6 +21,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,8 @@ def at_a_prompt(same_machine, forget, capsys, monkeypatch) -> Callable[[str], st
     monkeypatch.setattr(RELEASE_OF_COMMANDS, "1.2.3")
 
     def run(words: list[str], program: str, variables: dict[str, str]) -> tuple[int, str, str]:
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(encoding=variables.get("PYTHONIOENCODING", "utf-8"), errors="strict")
         with forget(variables):
             return main(words), *capsys.readouterr()
 
@@ -268,6 +271,9 @@ def test_the_doctor_of_a_machine(name, same_machine, capsys, says, monkeypatch):
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(RELEASE_OF_DOCTOR, "1.2.3")
     typed = WORDS[name].partition("\n")[0]
+    if name.endswith("_160_ascii"):
+        monkeypatch.setenv("COLUMNS", "160")
+        sys.stdout.reconfigure(encoding="ascii")
     code = main(typed.split()[2:])
     out, err = capsys.readouterr()
     assert not err

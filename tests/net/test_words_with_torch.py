@@ -94,6 +94,7 @@ def test_a_program_says(name, server, says, tmp_path):
     # Of mistakes in calls, what is evaluated.
     lines = re.findall("^>>> (.*)", WORDS[name], re.MULTILINE)
     files = {"train.py": TRAIN, "flash.py": FLASH, "quiet.py": QUIET, "lines.txt": "\n".join(lines)}
+    files |= {"exits.py": f"{FLASH}raise SystemExit"}
     for file, text in files.items():
         (tmp_path / file).write_text(text.lstrip(), encoding="utf-8")
     says(name, retold(WORDS[name], run, tmp_path))

@@ -125,7 +125,9 @@ def find(words: Iterable[str]) -> tuple[Feature, ...]:
             meant = f"did you mean {' or '.join(near)}? " if near else ""
             if kernel := candidate_suggestion(text, CANDIDATES):
                 meant = f"a kernel is asked about with --kernel: {kernel} "
-            raise InvalidInput("feature", word, f"there is none such: {meant}attnsel can-i-use lists them")
+            raise InvalidInput(
+                "feature", word, f"there is no such feature: {meant}attnsel can-i-use lists them"
+            )
         found |= {each.name: each for each in named}
     return tuple(found.values())
 

@@ -121,6 +121,12 @@ def test_what_is_wrong(examined, fake, text):
     assert found["fix"]
 
 
+def test_a_library_that_lacks_a_package_is_not_reinstalled(examined):
+    probe = Probe("3.2.0", False, {}, "ModuleNotFoundError: No module named 'setuptools'")
+    _, told = examined(machine(torch=LOADS, triton=probe))
+    assert "it needs the package setuptools: pip install setuptools" in [f["fix"] for f in told["findings"]]
+
+
 def test_a_frontend_without_libcudnn_is_not_reinstalled(examined):
     probe = Probe("1.23.0", False, {}, "RuntimeError: Unable to find symbol cudnnGetVersion")
     for env, level, fix in (

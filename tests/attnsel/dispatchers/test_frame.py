@@ -88,7 +88,7 @@ def test_it_is_asked_once_with_the_switches_of_the_process_where_none_are_given(
         ),
         (
             answer(REFUSED, chosen=None, error="No available kernel"),
-            "takes no kernel; attnsel runs sdpa.flash.",
+            "raises; attnsel runs sdpa.flash.",
         ),
     ],
 )
@@ -97,7 +97,7 @@ def test_the_difference_is_one_sentence(chooser, dispatch, words):
     flash = Policy(allow=("sdpa.flash", "sdpa.math"))
     said = select(P, H100, policy=flash, dispatcher="torch").difference
     assert words in said
-    assert said.startswith("F.scaled_dot_product_attention of torch 2.9.0 takes ")
+    assert said.startswith("F.scaled_dot_product_attention of torch 2.9.0 ")
     nothing = select(AttentionParams(softcap=3.0), H100, policy=flash, dispatcher="torch").difference
     none = "has none either." if dispatch.chosen is None else "has no kernel for this call."
     assert nothing.endswith(f"; attnsel {none}")

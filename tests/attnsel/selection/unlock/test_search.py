@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
+from attnsel.environment.releases import build_with
 from attnsel.environment.versions import Version
 from attnsel.rules import Rule
 from attnsel.selection.unlock import find_unlocks, search
@@ -14,6 +15,7 @@ from attnsel.selection.unlock.search import MOST_CHANGES, MOST_WAYS
 from attnsel.selection.unlock.software import needs_software, resolve
 from attnsel.selection.view import _ask, _ask_about
 from attnsel.verdicts.reasons import Evidence, Refusal
+from attnsel.verdicts.requirements import AnyBuild
 from questions import questions
 from tables import each
 
@@ -111,7 +113,13 @@ def brute_force(base, name, reasons):
                     eligible.add(tuple(sorted(both.items())))
             except InvalidInput:
                 continue
+    unbuilt = any(isinstance(reason.finding.required, AnyBuild) for reason in reasons)
     for changes in eligible:
+        env = changed(base, dict(changes)).env
+        if unbuilt and build_with(env.torch, env.cuda) is None:
+            continue  # nobody publishes that torch for that CUDA: the way is to one that is published
+        if base.policy.memory_limit is not None and "num_gqa_groups" in dict(changes):
+            continue  # the copy that the limit forbids, made by hand
         software = needs_software(base, dict(changes))
         if not software or resolve(base, name, dict(changes), lambda name, question: asked(question, name)):
             yield changes
