@@ -17,6 +17,7 @@ from sitegen import (
     playground,
     reference_cli,
     reference_environment,
+    reference_messages,
     reference_python,
     reference_read,
     reference_schemas,
@@ -27,7 +28,7 @@ from sitegen.model import File
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 Generator = Callable[[], Iterator[File]]
-_BY_HAND = (".md", ".json", ".svg", ".png", ".css")
+_BY_HAND = (".md", ".json", ".svg", ".png", ".css", ".js")
 _NOT_PAGES = frozenset({"sitegen", "playground"})  # folders of docs/ that a generator reads
 
 # Pages that lie at the top of the checkout.
@@ -40,9 +41,10 @@ OF_ROOT = {
 MADE_FROM = {
     "README.md": "index.md",
     "rules": "rules/index.md",
-    "attnsel/cli": "reference/cli.md",
+    "attnsel/cli": "reference/cli/index.md",
     "attnsel/__init__.py": "reference/python.md",
     "attnsel/settings.py": "reference/environment.md",
+    "attnsel/diagnose/logs/data": "reference/messages/index.md",
     "attnsel/environment/data/read.csv": "reference/read.md",
     "docs/schemas": "reference/schemas.md",
     "docs/playground": "playground/index.html",
@@ -75,6 +77,7 @@ def generators(linked: bool = True) -> dict[str, Generator]:
         "can_i_use": partial(can_i_use.files, playground=linked),
         "reference_cli": reference_cli.files,
         "reference_environment": reference_environment.files,
+        "reference_messages": reference_messages.files,
         "reference_python": reference_python.files,
         "reference_read": reference_read.files,
         "reference_schemas": reference_schemas.files,

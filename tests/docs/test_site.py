@@ -45,7 +45,7 @@ def text_of(generator: types.ModuleType) -> str:
 
 def test_every_command_flag_name_and_variable_has_its_part():
     commands, python, environment = map(text_of, (reference_cli, reference_python, reference_environment))
-    assert re.findall(r"^## attnsel (\S+) \{#(\S+)\}$", commands, re.M) == [(name, name) for name in COMMANDS]
+    assert re.findall(r"^# attnsel (\S+) \{#(\S+)\}$", commands, re.M) == [(name, name) for name in COMMANDS]
     for flag in FLAGS:
         assert f'<a id="explain{flag.name}"></a>`{", ".join(flag.names)}' in commands, flag.name
     for name in dir(attnsel):
@@ -100,7 +100,7 @@ FILES = [
     File("how-to/ask.md", "# Ask: at length\n\n```sh\nattnsel doctor\n```\n"),
     File("data.json", b"{}\n"),
     File("assets/logo.svg", "<svg xmlns='http://www.w3.org/2000/svg'/>"),
-    *(File(f"assets/{name}", "") for name in re.findall(r'"assets/([\w-]+\.css)"', SETTINGS)),
+    *(File(f"assets/{name}", "") for name in re.findall(r'"assets/([\w-]+\.(?:css|js))"', SETTINGS)),
 ]
 
 
