@@ -1,4 +1,4 @@
-"""``llms.txt``: what the site has, for programs that read rather than look: a line for each page of the navigation.
+"""``llms.txt``: what the site has, for programs that read: a line for each page of the navigation.
 
 Its shape is that of llmstxt.org: a heading, a quotation that says what it is, sections of links.
 """
@@ -6,7 +6,6 @@ Its shape is that of llmstxt.org: a heading, a quotation that says what it is, s
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from urllib.parse import urljoin
 
@@ -16,10 +15,10 @@ from sitegen.model import File, address_of
 
 PATH = "llms.txt"
 _HOW = """\
-Ask a question on a command line, with `--json` for programs: `attnsel explain --gpu H100 --head-dim 128 --training
---json`. It needs no GPU and no PyTorch. `attnsel explain --from-log FILE --json` reads an error or a log, `attnsel rule
-CUDNN204` prints a rule, `attnsel can-i-use softcap` says which kernels have a feature. Addresses below are relative to
-this file where they name no host."""
+Ask a question on a command line, with `--json` for programs: `attnsel explain --gpu H100 --head-dim 128
+--training --json`. It needs no GPU and no PyTorch. `attnsel explain --from-log FILE --json` reads an error or
+a log, `attnsel rule CUDNN204` prints a rule, `attnsel can-i-use softcap` says which kernels have a feature.
+Addresses below are relative to this file where they name no host."""
 _DATA = (
     (
         "can-i-use/matrix.json",
@@ -32,10 +31,10 @@ _LONGEST = 200  # characters of what is said of a page
 
 
 def text(files: Iterable[File], settings: str, address: str = "") -> str:
-    """The file. settings: zensical.toml's text, which says what the site is; address: where it is published."""
+    """The file. settings: the text of zensical.toml, which says what the site is; address: where it is."""
     pages = {file.path: file for file in files}
-    project = tomllib.loads(settings)["project"]
-    lines = [f"# {project['site_name']}", "", f"> {project['site_description']}", "", _HOW, ""]
+    said = dict(re.findall(r'^site_(name|description) = "(.*)"$', settings, re.M))
+    lines = [f"# {said['name']}", "", f"> {said['description']}", "", _HOW, ""]
     for section in nav.navigation(pages.values()):
         for name, inside in section.items():
             listed = (

@@ -23,7 +23,7 @@ class File(NamedTuple):
 
 
 def address_of(path: str) -> str:
-    """Where a file stands on the built site, from its root: ``rules/cudnn/`` of ``rules/cudnn.md``."""
+    """Where a file stands on the built site, from its root: ``how-to/ask/`` of ``how-to/ask.md``."""
     name = path.removesuffix(".md")
     if name == path:
         return path.removesuffix("index.html")

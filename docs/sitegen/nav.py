@@ -40,11 +40,7 @@ def navigation(files: Iterable[File]) -> list[dict[str, object]]:
             continue
         if isinstance(where, str):
             inside = [path for path in pages if path.startswith(where) and path.endswith(".md")]
-            inside = [
-                path
-                for path in inside
-                if posixpath.dirname(path.removesuffix("/index.md")) == where.rstrip("/")
-            ]
+            inside = [path for path in inside if posixpath.dirname(path) == where.rstrip("/")]
             inside.sort(key=lambda path: (path != f"{where}index.md", order.get(path, len(order)), path))
         else:
             inside = [path for path in where if path in pages]

@@ -10,13 +10,13 @@ from sitegen import docstring
 from sitegen.model import File
 from sitegen.tables import table
 
-FOLDER = "reference/cli"
+PATH, FOLDER = "reference/cli.md", "reference/cli"
 _TOP = """\
 # Commands
 
-Each has a page, with every flag. `attnsel COMMAND --help` prints the same, of `explain` the flags that most questions
-need (`--help-all`: all). What exit codes mean over all commands, and what `--json` promises:
-[output](../output.md). The shapes of the JSON: [schemas](../schemas.md).
+Each has a page, with every flag. `attnsel COMMAND --help` prints the same, of `explain` the flags that most
+questions need (`--help-all`: all). What exit codes mean over all commands, and what `--json` promises:
+[output](output.md). The shapes of the JSON: [schemas](schemas.md).
 """
 _GROUP = re.compile(r"\*\*(?P<name>[^*]+)\*\*:")
 _FLAG = re.compile(r"\* `(?P<names>[^`]+)`(?:: (?P<text>.*))?")
@@ -29,15 +29,13 @@ _LINK = re.compile(
 def files() -> Iterator[File]:
     """The list of commands, and a page for each."""
     rows = [
-        (f'<a id="{name}"></a>[`attnsel {name}`]({name}.md)', summary)
+        (f'<a id="{name}"></a>[`attnsel {name}`](cli/{name}.md)', summary)
         for name, (_, summary) in COMMANDS.items()
     ]
-    yield File(
-        f"{FOLDER}/index.md", f"{_TOP}\n{table(('command', 'what it does'), rows)}\n", title="Commands"
-    )
+    yield File(PATH, f"{_TOP}\n{table(('command', 'what it does'), rows)}\n", title="Commands")
     for name in COMMANDS:
         text = _LINK.sub("](../", command(name))  # a folder deeper
-        yield File(f"{FOLDER}/{name}.md", f"{text}\n", trail=(("Commands", f"{FOLDER}/index.md"),))
+        yield File(f"{FOLDER}/{name}.md", f"{text}\n", trail=(("Commands", PATH),))
 
 
 def command(name: str) -> str:

@@ -1,7 +1,8 @@
-"""``reference/messages/``: a page for each library with the messages that a log may hold, what they mean and what helps.
+"""``reference/messages/``: a page for each library: its messages, what they mean and what helps.
 
-It is how the search finds what people paste. What is said comes from the rows of ``attnsel/diagnose/logs/data``, how
-a message looks from ``tests/attnsel/diagnose/logs/messages.txt``, which has a line of a log for each of them.
+It is how the search finds what people paste. What is said comes from the rows of
+``attnsel/diagnose/logs/data``, how a message looks from ``tests/attnsel/diagnose/logs/messages.txt``, which has
+a line of a log for each of them.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from sitegen import docstring
 from sitegen.model import File
 from sitegen.tables import table
 
-FOLDER = "reference/messages"
-TRAIL = (("Messages", f"{FOLDER}/index.md"),)
+PATH, FOLDER = "reference/messages.md", "reference/messages"
+TRAIL = (("Messages", PATH),)
 _LINES = Path(__file__).parents[2] / "tests" / "attnsel" / "diagnose" / "logs" / "messages.txt"
 _ALSO = Path(__file__).with_name("messages.csv")
 _LONGEST = 110  # characters of a heading
 _HIDDEN = re.compile(r"\{\w+\}")  # a word of the message, which a page has none of
-_SOURCE_END = 160
+_LONGEST_SOURCE = 160
 _TOP = """\
 # Messages
 
-What programs print and raise about attention, by the library whose message it is: what it means, and what helps.
-Search for the words of yours (the key `/`). Of a whole log, or of a message with its traceback,
-[`attnsel explain --from-log`](../../how-to/logs.md) says more: it reads the GPU, the releases and the call beside it.
+What programs print and raise about attention, by the library whose message it is: what it means, and what
+helps. Search for the words of yours (the key `/`). Of a whole log, or of a message with its traceback,
+[`attnsel explain --from-log`](../how-to/logs.md) says more: it reads the GPU, the releases and the call
+beside it.
 
 ## Asked most
 
@@ -57,12 +59,12 @@ def files() -> Iterator[File]:
     rows = []
     for name, messages in found.items():
         asked = next(one.looked_for for one in libraries() if one.name == name)
-        rows.append((f"[{name}]({_slug(name)}.md)", escape(asked), str(len(messages))))
+        rows.append((f"[{name}](messages/{_slug(name)}.md)", escape(asked), str(len(messages))))
         yield File(f"{FOLDER}/{_slug(name)}.md", _page(name, messages), trail=TRAIL)
     asked_most = "\n".join(_asked_most(found))
     libraries_ = table(("library", "among its messages", "messages"), rows)
     text = f"{_TOP}{asked_most}\n\n## Libraries\n\n{libraries_}\n"
-    yield File(f"{FOLDER}/index.md", text, title="Messages")
+    yield File(PATH, text, title="Messages")
 
 
 def by_library() -> dict[str, list[Shown]]:
@@ -120,10 +122,7 @@ def _page(name: str, messages: list[Shown]) -> str:
         if words := also.get((name, shown.anchor)):
             parts.append(f"Also looked for as: {', '.join(map(escape, words))}.")
         if shown.message.says.source:
-            source = shown.message.says.source
-            parts.append(
-                f"*Written in {escape(source if len(source) < _SOURCE_END else source[: _SOURCE_END - 1] + '…')}*"
-            )
+            parts.append(f"*Written in {escape(_cut(shown.message.says.source, _LONGEST_SOURCE))}*")
     return "\n\n".join(parts) + "\n"
 
 
@@ -197,11 +196,11 @@ def _asked_most(found: Mapping[str, list[Shown]]) -> Iterator[str]:
     places = {(name, one.anchor): one for name, shown in found.items() for one in shown}
     listed = dict.fromkeys((row["library"], row["anchor"]) for row in _rows())
     for library, anchor in listed:
-        yield f"- [{escape(places[library, anchor].text)}]({_slug(library)}.md#{anchor}) ({library})"
+        yield f"- [{escape(places[library, anchor].text)}](messages/{_slug(library)}.md#{anchor}) ({library})"
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1].rsplit(" ", 1)[0] + " …"
+def _cut(text: str, longest: int = _LONGEST) -> str:
+    return text if len(text) <= longest else text[: longest - 1].rsplit(" ", 1)[0] + " …"
 
 
 def _slug(text: str) -> str:

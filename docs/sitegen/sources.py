@@ -41,10 +41,10 @@ OF_ROOT = {
 MADE_FROM = {
     "README.md": "index.md",
     "rules": "rules/index.md",
-    "attnsel/cli": "reference/cli/index.md",
+    "attnsel/cli": "reference/cli.md",
     "attnsel/__init__.py": "reference/python.md",
     "attnsel/settings.py": "reference/environment.md",
-    "attnsel/diagnose/logs/data": "reference/messages/index.md",
+    "attnsel/diagnose/logs/data": "reference/messages.md",
     "attnsel/environment/data/read.csv": "reference/read.md",
     "docs/schemas": "reference/schemas.md",
     "docs/playground": "playground/index.html",

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 import playground_questions
 from attnsel import cli
 from sitegen import playground
-from sitegen.playground import bundle
 
 FOLDER = "some/folder"  # below the root of the server: every path of the page is relative
 UP, FAILED = "html[data-python=up]", "html[data-python=failed]"
@@ -118,14 +117,6 @@ def printed(words: list[str]) -> tuple[int, str, str]:
     with redirect_stdout(out), redirect_stderr(err), no_release:
         code = cli.main(words)
     return code, out.getvalue(), err.getvalue()
-
-
-def axe(page: Any) -> list[tuple[str, str, str]]:
-    """What axe-core finds wrong in the page: its rule, how serious, the first element."""
-    page.evaluate((bundle.fetch().axe / "axe.min.js").read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    assert len(found["passes"]) > 20
-    return [(one["id"], one["impact"], one["nodes"][0]["html"]) for one in found["violations"]]
 
 
 def differing(page: Any, queries: Iterable[str]) -> tuple[Counter[int], list[str]]:
