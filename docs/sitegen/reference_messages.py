@@ -1,8 +1,8 @@
 """``reference/messages/``: a page for each library: its messages, what they mean and what helps.
 
 It is how the search finds what people paste. What is said comes from the rows of
-``attnsel/diagnose/logs/data``, how a message looks from ``tests/attnsel/diagnose/logs/messages.txt``, which has
-a line of a log for each of them.
+``attnsel/diagnose/logs/data``, how a message looks from ``tests/attnsel/diagnose/logs/messages.txt``, which
+has a line of a log for each of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What axe-core finds wrong in a page of a browser that Playwright drives: one place for every test that asks it.
+"""What axe-core finds wrong in a page that Playwright drives: one place for every test that asks it.
 
-axe-core comes from npm into the user's cache, at the version that ``docs/sitegen/playground/package.json`` pins. It is
-injected, which a page's own policy would refuse: the page's context must be made with ``bypass_csp=True``.
+axe-core comes from npm into the user's cache, as ``docs/sitegen/playground/package.json`` pins it.
+It is injected, which a page's own policy would refuse: the context must be made with ``bypass_csp=True``.
 """
 
 from __future__ import annotations

@@ -24,3 +24,11 @@ document.addEventListener(
   },
   true,
 );
+
+// The theme puts a <nav> around the buttons of every block: so many landmarks of one name are no help to a reader who
+// goes by them. A group says what it is.
+function asGroups() {
+  for (const nav of document.querySelectorAll("nav.md-code__nav:not([role])")) nav.setAttribute("role", "group");
+}
+new MutationObserver(asGroups).observe(document.documentElement, { childList: true, subtree: true });
+asGroups();
