@@ -25,10 +25,12 @@ document.addEventListener(
   true,
 );
 
-// The theme puts a <nav> around the buttons of every block: so many landmarks of one name are no help to a reader who
-// goes by them. A group says what it is.
-function asGroups() {
-  for (const nav of document.querySelectorAll("nav.md-code__nav:not([role])")) nav.setAttribute("role", "group");
+// The theme puts a <nav> around the buttons of every block: each gets a name of its own, by which readers who go from
+// landmark to landmark tell them apart.
+function named() {
+  document.querySelectorAll("nav.md-code__nav").forEach((nav, i) => {
+    if (!nav.hasAttribute("aria-label")) nav.setAttribute("aria-label", `Code block ${i + 1}`);
+  });
 }
-new MutationObserver(asGroups).observe(document.documentElement, { childList: true, subtree: true });
-asGroups();
+new MutationObserver(named).observe(document.documentElement, { childList: true, subtree: true });
+named();

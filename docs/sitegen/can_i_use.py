@@ -91,6 +91,7 @@ def _gpu_page(gpu: str, found: Sequence[Cell]) -> str:
     else:
         lines += [f"# Can I use it on {gpu}?", "", f"{gpu} is {_WELL_KNOWN[gpu]}. {_EACH}", ""]
     lines += [_gpu_links(gpu), "", _SIGNS, ""]
+    lines += ["## Features and kernels", ""] if gpu != INDEX_GPU else []
     head = ("feature", *map(_broken, kernels))
     for group, members in groupby(all_features().values(), key=lambda feature: feature.group):
         made = [

@@ -73,16 +73,16 @@ def files(without: Collection[str] = ()) -> Iterator[File]:
 
 def generators(linked: bool = True) -> dict[str, Generator]:
     """What makes pages, by name. ``linked``: whether there is a playground, to which others link."""
-    return {
+    return {  # what takes longest first
+        "playground": playground.files,
         "can_i_use": partial(can_i_use.files, playground=linked),
+        "rules": partial(rules.files, playground=linked),
         "reference_cli": reference_cli.files,
         "reference_environment": reference_environment.files,
         "reference_messages": reference_messages.files,
         "reference_python": reference_python.files,
         "reference_read": reference_read.files,
         "reference_schemas": reference_schemas.files,
-        "rules": partial(rules.files, playground=linked),
-        "playground": playground.files,
     }
 
 
@@ -91,7 +91,8 @@ def _generated(chosen: Sequence[Generator]) -> Iterator[list[File]]:
     if "fork" not in multiprocessing.get_all_start_methods():
         yield from map(_made, chosen)
         return
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+    # One more than there are cores: the playground waits for npm and pip before it works.
+    with ProcessPoolExecutor((os.cpu_count() or 1) + 1, multiprocessing.get_context("fork")) as pool:
         yield from pool.map(_made, chosen)
 
 
