@@ -57,7 +57,7 @@ PASTED = {
     "flash attention was not used": "pytorch/#flash-attention-kernel-not-used",
     "no kernel image is available": "cuda/#no-kernel-image-is-available",
     "cutlassF: no kernel found to launch": "pytorch/#cutlassf-no-kernel-found",
-    "RuntimeError: FlashAttention only supports Ampere GPUs or newer": "flash-attn/#flashattention-only-supports",
+    "RuntimeError: FlashAttention only supports Ampere GPUs or newer": "flash-attn/#flashattention-only",
 }
 MOST = 40  # keys until a control has the focus
 
