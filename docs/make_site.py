@@ -3,7 +3,8 @@
     python docs/make_site.py                      # into site/, which git ignores
     python docs/make_site.py --serve              # and show it on http://127.0.0.1:8000
 
-The first build takes about a minute on two idle cores. A warning is an error. The folder is replaced only by a site that is whole.
+The first build takes about a minute on two idle cores. A warning is an error. The folder is replaced only by
+a site that is whole.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def files() -> Iterator[File]:
     """The page of the variables."""
     rows = [
         (
-            f'<a id="{variable}"></a>`{variable}` sets `{field}`',
+            f'<a id="{variable}"></a><code>{variable.replace("_", "_<wbr>")}</code> sets `{field}`',
             f"{values(_field(field))}; default {default_of(_field(field)) or 'none'}",
             docstring.inline(_field(field).description or ""),
         )
