@@ -110,11 +110,13 @@ def go(page: Any, query: str) -> dict[str, Any]:
 def printed(words: list[str]) -> tuple[int, str, str]:
     """What ``attnsel`` prints, 80 columns wide: exit code, standard output, standard error.
 
-    ``--as transformers`` takes the release that is installed. In a browser none is, so none is here.
+    ``--as transformers`` takes the release that is installed, and ``--model`` its code. In a browser none is,
+    so none is here.
     """
     out, err = io.StringIO(), io.StringIO()
     no_release = patch("attnsel.dispatchers.transformers.switches.installed_version", lambda *names: None)
-    with redirect_stdout(out), redirect_stderr(err), no_release:
+    no_code = patch("attnsel.diagnose.models.source._asks_transformers", lambda: False)
+    with redirect_stdout(out), redirect_stderr(err), no_release, no_code:
         code = cli.main(words)
     return code, out.getvalue(), err.getvalue()
 

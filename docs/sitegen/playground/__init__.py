@@ -95,11 +95,15 @@ def glue() -> ModuleType:
 
 
 def prepared() -> dict[str, dict[str, Any]]:
-    """What the engine says to each preset, by form; a setting of this machine says nothing in it."""
+    """What the engine says to each preset, by form. As in the browser neither a setting of this machine nor a
+    transformers that is installed has a say in it."""
     asked = list(PRESETS.values())
-    script = (
-        f"import answer; print([[answer.ask(query, form) for form in answer.FORMS] for query in {asked!r}])"
-    )
+    script = f"""
+import answer
+from attnsel.diagnose.models import source
+source._asks_transformers = lambda: False
+print([[answer.ask(query, form) for form in answer.FORMS] for query in {asked!r}])
+"""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTNSEL_")}
     path = os.pathsep.join([str(PAGES), str(bundle.ROOT)])
     run = [sys.executable, "-c", script]
