@@ -192,10 +192,12 @@ def _rows() -> list[dict[str, str]]:
 
 
 def _asked_most(found: Mapping[str, list[Shown]]) -> Iterator[str]:
-    """The messages that messages.csv lists, as links. Raises KeyError where one is gone."""
+    """The messages that messages.csv lists, as links. Raises ValueError where one is gone."""
     places = {(name, one.anchor): one for name, shown in found.items() for one in shown}
     listed = dict.fromkeys((row["library"], row["anchor"]) for row in _rows())
     for library, anchor in listed:
+        if (library, anchor) not in places:
+            raise ValueError(f"docs/sitegen/messages.csv: no message of {library} stands at #{anchor}")
         yield f"- [{escape(places[library, anchor].text)}](messages/{_slug(library)}.md#{anchor}) ({library})"
 
 

@@ -111,6 +111,7 @@ def test_a_site_replaces_the_one_before_it_as_a_whole_and_a_fault_leaves_it(tmp_
     assert (done.pages, done.folder) == (3, output)  # with 404.html
     assert not (output / "old.txt").exists()
     assert 'href="https://example.org/attnsel/how-to/ask/"' in (output / "how-to/ask/index.html").read_text()
+    assert "- [Ask: at length](https://example.org/attnsel/how-to/ask/)" in (output / "llms.txt").read_text()
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     for fault, told in {
         "[x](gone.md)": "page does not exist",
