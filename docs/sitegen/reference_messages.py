@@ -20,7 +20,6 @@ from attnsel.diagnose.logs.reader import entries
 from attnsel.diagnose.logs.vocabulary import gate, libraries, likely, more, shape_of
 from attnsel.report.markdown import code, escape
 from attnsel.rules import find_rule
-from sitegen import docstring
 from sitegen.model import File
 from sitegen.tables import table
 
@@ -29,6 +28,10 @@ TRAIL = (("Messages", PATH),)
 _LINES = Path(__file__).parents[2] / "tests" / "attnsel" / "diagnose" / "logs" / "messages.txt"
 _ALSO = Path(__file__).with_name("messages.csv")
 _LONGEST = 110  # characters of a heading
+# What is code in a sentence: what stands in backticks, names with an underscore, flags.
+_CODE = re.compile(
+    r"`[^`]+`|(?<![\w.])(?:[A-Za-z_]\w*\.)*[A-Za-z]\w*_\w+(?:\([^()]*\)|=(?:\"[^\"]*\"|\w+))?|(?<![\w-])--[a-z][\w-]+"
+)
 _HIDDEN = re.compile(r"\{\w+\}")  # a word of the message, which a page has none of
 _LONGEST_SOURCE = 160
 _TOP = """\
@@ -173,8 +176,19 @@ def _rules(codes: tuple[str, ...]) -> list[str]:
 
 def _sentence(text: str) -> str:
     """With a full stop; words that come from the message are left out."""
-    said = docstring.inline(_HIDDEN.sub("…", text)).replace("](../", "](../../")
+    done, last = [], 0
+    text = _HIDDEN.sub("…", text)
+    for found in _CODE.finditer(text):
+        done += [_plain(text[last : found.start()]), code(found[0].strip("`"))]
+        last = found.end()
+    said = "".join([*done, _plain(text[last:])])
     return said if said.endswith((".", "…")) else f"{said}."
+
+
+def _plain(part: str) -> str:
+    """Words between code, with the blanks at their ends, which ``escape`` takes away."""
+    inside = escape(part)
+    return f"{' ' * part.startswith(' ')}{inside}{' ' * part.endswith(' ')}" if inside else part
 
 
 def _also() -> Mapping[tuple[str, str], list[str]]:
