@@ -3,7 +3,8 @@
     python docs/make_site.py                      # into site/, which git ignores
     python docs/make_site.py --serve              # and show it on http://127.0.0.1:8000
 
-A warning is an error. The folder is replaced only by a site that is whole.
+The first build takes about a minute on two idle cores. A warning is an error. The folder is replaced only by
+a site that is whole.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main(words: list[str] | None = None) -> int:
         action="append",
         choices=["playground"],
         default=[],
-        help="leave it out: the playground takes npm, and minutes the first time",
+        help="leave it out: the playground takes npm, and 20 s of CPU the first time",
     )
     parser.add_argument("--external", action="store_true", help="list the links to other hosts")
     parser.add_argument("--serve", action="store_true", help="then serve it, until interrupted")

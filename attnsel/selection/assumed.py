@@ -146,7 +146,7 @@ def resolve_assumed(p: AttentionParams, env: Environment, waivers: Waivers) -> E
                 kind = kind_of(p, agreed, waivers)
     if kind is first:
         return env
-    moved = {name: getattr(kind.env, name) for name in env.assumed}
+    moved = {name: getattr(kind.env, name) for name in env.assumed if name != "dtype"}  # the call's
     return _with(env, **{name: one for name, one in moved.items() if one != getattr(first.env, name)})
 
 

@@ -23,10 +23,11 @@ GRID = ("rows", "cols", "kernel")
 """What makes a question one of ``attnsel can-i-use``."""
 
 NOT_HERE = {
-    **dict.fromkeys(("params", "env", "from-log", "cudnn-lib"), "reads a file"),
+    **dict.fromkeys(("params", "env", "from-log", "cudnn-lib", "figures", "config"), "reads a file"),
     "ask-library": "asks a libcudnn",
-    **dict.fromkeys(("json", "short", "markdown", "csv", "sources"), "is a form of output"),
-    **dict.fromkeys(("help", "h", "version"), "is about the command"),
+    **dict.fromkeys(("measure", "budget", "out"), "is about running kernels"),
+    **dict.fromkeys(("json", "short", "markdown", "html", "csv", "sources"), "is a form of output"),
+    **dict.fromkeys(("help", "help-all", "h", "version"), "is about the command"),
 }
 
 

@@ -10,9 +10,9 @@ export class Python {
   up = false; // whether a question is answered at once
 
   /**
-   * @param {{bytes: Record<string, number>, edition: string, lock: object}} build the files by name; what changes with
-   *   any of them; which Python they are
-   * @param {(state: {bytes: number, total: number, seconds: number, ready: boolean, failed: string}) => void} told
+   * @param {{bytes: Record<string, number>, edition: string, lock: object, first: string}} build the files by name;
+   *   what changes with any of them; which Python they are; a question that loads what others need too
+   * @param {(state: {bytes: number, total: number, seconds: number, step: string, ready: boolean, failed: string}) => void} told
    */
   constructor(build, told) {
     this.#build = build;
@@ -22,7 +22,7 @@ export class Python {
 
   #start() {
     const total = Object.values(this.#build.bytes).reduce((sum, bytes) => sum + bytes, 0);
-    const state = { bytes: 0, total, seconds: 0, ready: false, failed: "" };
+    const state = { bytes: 0, total, seconds: 0, step: "loading", ready: false, failed: "" };
     const began = performance.now();
     const tell = (change) => {
       Object.assign(state, change, { seconds: (performance.now() - began) / 1000 });
@@ -39,7 +39,8 @@ export class Python {
       failed(event.message || "its script cannot be loaded");
     };
     worker.onmessage = ({ data }) => {
-      if (data.bytes !== undefined) tell({ bytes: Math.min(state.bytes + data.bytes, total) });
+      if (data.step !== undefined) tell({ step: data.step });
+      else if (data.bytes !== undefined) tell({ bytes: Math.min(state.bytes + data.bytes, total) });
       else if (data.ready) {
         this.up = true;
         tell({ ready: true });
@@ -52,8 +53,8 @@ export class Python {
       }
     };
     this.up = false;
-    const { bytes: start, edition, lock } = this.#build;
-    worker.postMessage({ start, edition, lock });
+    const { bytes: start, edition, lock, first } = this.#build;
+    worker.postMessage({ start, edition, lock, first });
     this.#worker = worker;
     tell({});
   }

@@ -1,6 +1,6 @@
 // Python in a thread of its own: typing never waits for it. Every file comes from beside this one.
-//     in   {start, edition, lock}: names and bytes of the files; {id, query, form}: a question
-//     out  {bytes}: so many have arrived; {ready}; {failed}: why not; {id, answer}; {id, failed}
+//     in   {start, edition, lock, first}: names and bytes of the files; {id, query, form}: a question
+//     out  {bytes}: so many have arrived; {step}: what is begun; {ready}; {failed}: why not; {id, answer}; {id, failed}
 
 const PYTHON = new URL("python/", import.meta.url);
 
@@ -31,7 +31,7 @@ async function unpacked(name, type = "application/octet-stream") {
 
 const ownFetch = globalThis.fetch.bind(globalThis);
 
-async function start(files, lock) {
+async function start(files, lock, first) {
   const wasm = unpacked("pyodide.asm.wasm", "application/wasm");
   const library = unpacked("library.zip").then((response) => response.arrayBuffer());
   const packages = unpacked("packages.zip").then((response) => response.arrayBuffer());
@@ -46,6 +46,7 @@ async function start(files, lock) {
   await Promise.all([wasm, library]); // a file that is missing is told by its name, not by what fails for want of it
   const { loadPyodide } = await import(`${PYTHON}pyodide.mjs`);
   for (const name of ["pyodide.mjs", "pyodide.asm.mjs"]) postMessage({ bytes: files[name] });
+  postMessage({ step: "starting" });
   python = await loadPyodide({
     indexURL: PYTHON.href,
     stdLibURL: new URL("library.zip", PYTHON).href,
@@ -58,7 +59,10 @@ async function start(files, lock) {
   });
   globalThis.fetch = ownFetch;
   python.unpackArchive(await packages, "zip", { extractDir: "/packages" });
+  postMessage({ step: "rules" });
   ask = python.runPython(`import sys; sys.path.append("/packages"); import answer; answer.ask`);
+  // The first answer imports the planner and reads its tables, which takes longer than a hundred others.
+  ask(first, "markdown");
 }
 
 /** The modules that no answer was seen to need: fetched once, when one of them is missed. */
@@ -96,7 +100,7 @@ globalThis.onmessage = ({ data }) => {
     if (data.start) {
       edition = data.edition;
       try {
-        await start(data.start, data.lock);
+        await start(data.start, data.lock, data.first);
         postMessage({ ready: true });
       } catch (error) {
         postMessage({ failed: error.message.trim().split("\n").at(-1) });

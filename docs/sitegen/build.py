@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from sitegen import nav
-from sitegen.model import File
+from sitegen import llms, nav
+from sitegen.model import File, address_of
 from sitegen.reference_read import last_day
 from sitegen.sources import DOCS, repository_address
 
@@ -67,9 +67,12 @@ def render(files: list[File], work: Path, address: str = "") -> Path:
     for file in files:
         place = work / "docs" / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(file.content.encode() if isinstance(file.content, str) else file.content)
+        text = _head(file) + file.content if isinstance(file.content, str) else file.content
+        place.write_bytes(text.encode() if isinstance(text, str) else text)
     shutil.copytree(DOCS / "sitegen" / "theme", work / "theme")
-    (work / "zensical.toml").write_text(settings(files, address), encoding="utf-8")
+    settings_ = settings(files, address)
+    (work / "zensical.toml").write_text(settings_, encoding="utf-8")
+    (work / "docs" / llms.PATH).write_text(llms.text(files, settings_, address), encoding="utf-8")
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     done = subprocess.run(command, cwd=work, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
@@ -77,6 +80,14 @@ def render(files: list[File], work: Path, address: str = "") -> Path:
         lost = "" if "--strict flag" in done.stderr else done.stderr
         raise SiteError(f"{said}{lost}".strip())
     return work / "site"
+
+
+def _head(file: File) -> str:
+    """What the theme is told of a page: the pages above it, which docs/sitegen/theme shows as a path."""
+    if not file.trail:
+        return ""
+    pages = [{"title": title, "url": address_of(path)} for title, path in file.trail]
+    return f"---\ntrail: {json.dumps(pages)}\n---\n"
 
 
 def settings(files: list[File], address: str = "") -> str:

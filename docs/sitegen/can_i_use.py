@@ -38,6 +38,7 @@ from sitegen.rules import playground_address
 
 FOLDER = "can-i-use"
 INDEX_GPU = "sm90"
+TRAIL = (("Can I use it?", f"{FOLDER}/index.md"),)
 _WELL_KNOWN = {
     "sm70": "V100", "sm75": "T4, RTX 20", "sm80": "A100", "sm86": "A10, RTX 30", "sm89": "L4, L40S, RTX 40",
     "sm90": "H100, H200", "sm100": "B200", "sm103": "B300", "sm120": "RTX 50, RTX PRO 6000",
@@ -53,10 +54,10 @@ def files(playground: bool = True) -> Iterator[File]:
     yield File(f"{FOLDER}/index.md", _gpu_page(INDEX_GPU, found), "Can I use it?")
     for gpu in GPUS:
         if gpu != INDEX_GPU:
-            yield File(f"{FOLDER}/{gpu}.md", _gpu_page(gpu, found))
+            yield File(f"{FOLDER}/{gpu}.md", _gpu_page(gpu, found), trail=TRAIL)
     for feature in all_features().values():
         about = [cell for cell in found if cell.feature is feature]
-        yield File(f"{FOLDER}/{feature.name}.md", _feature_page(feature, about, playground))
+        yield File(f"{FOLDER}/{feature.name}.md", _feature_page(feature, about, playground), trail=TRAIL)
     text = json.dumps(as_dict(found), ensure_ascii=False, separators=(",", ":"))
     yield File(f"{FOLDER}/matrix.json", text + "\n")
     tables = Document(tuple(overview([cell for cell in found if cell.gpu == gpu]) for gpu in GPUS))
@@ -90,6 +91,7 @@ def _gpu_page(gpu: str, found: Sequence[Cell]) -> str:
     else:
         lines += [f"# Can I use it on {gpu}?", "", f"{gpu} is {_WELL_KNOWN[gpu]}. {_EACH}", ""]
     lines += [_gpu_links(gpu), "", _SIGNS, ""]
+    lines += ["## Features and kernels", ""] if gpu != INDEX_GPU else []
     head = ("feature", *map(_broken, kernels))
     for group, members in groupby(all_features().values(), key=lambda feature: feature.group):
         made = [

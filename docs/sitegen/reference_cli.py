@@ -1,4 +1,4 @@
-"""``reference/cli.md``: every command with its flags, made from the help texts themselves."""
+"""``reference/cli/``: a page for every command with its flags, made from the help texts themselves."""
 
 from __future__ import annotations
 
@@ -10,33 +10,42 @@ from sitegen import docstring
 from sitegen.model import File
 from sitegen.tables import table
 
-PATH = "reference/cli.md"
+PATH, FOLDER = "reference/cli.md", "reference/cli"
 _TOP = """\
 # Commands
 
-`attnsel COMMAND --help` prints what stands here. What exit codes mean over all commands, and what `--json`
-promises: [output.md](output.md). The shapes of the JSON: [schemas.md](schemas.md).
+Each has a page, with every flag. `attnsel COMMAND --help` prints the same, of `explain` the flags that most
+questions need (`--help-all`: all). What exit codes mean over all commands, and what `--json` promises:
+[output](output.md). The shapes of the JSON: [schemas](schemas.md).
 """
 _GROUP = re.compile(r"\*\*(?P<name>[^*]+)\*\*:")
 _FLAG = re.compile(r"\* `(?P<names>[^`]+)`(?:: (?P<text>.*))?")
 _DEFAULT = re.compile(r" ?\*\[default: (?P<value>[^\]]*)\]\*$| ?\*\*\[required\]\*\*$")
+_LINK = re.compile(
+    r"\]\((?=(?:\.\./)+[\w-]+/[\w-]+\.md\))"
+)  # docstring.py writes them from a folder of the site
 
 
 def files() -> Iterator[File]:
-    """The page of the command line."""
-    rows = [(f"[`attnsel {name}`](#{name})", summary) for name, (_, summary) in COMMANDS.items()]
-    parts = [_TOP, table(("command", "what it does"), rows), *map(command, COMMANDS)]
-    yield File(PATH, "\n\n".join(parts) + "\n", title="Commands")
+    """The list of commands, and a page for each."""
+    rows = [
+        (f'<a id="{name}"></a>[`attnsel {name}`](cli/{name}.md)', summary)
+        for name, (_, summary) in COMMANDS.items()
+    ]
+    yield File(PATH, f"{_TOP}\n{table(('command', 'what it does'), rows)}\n", title="Commands")
+    for name in COMMANDS:
+        text = _LINK.sub("](../", command(name))  # a folder deeper
+        yield File(f"{FOLDER}/{name}.md", f"{text}\n", trail=(("Commands", PATH),))
 
 
 def command(name: str) -> str:
-    """The part of one command: how it is called, what it says of itself, its flags by group."""
+    """The page of one command: how it is called, what it says of itself, its flags by group."""
     app = build_app([name])[name]
     said = app.generate_docs(output_format="markdown", heading_level=2, usage_name=f"attnsel {name}")
     usage, _, rest = said.partition("```console\n")[2].partition("\n```\n")
     text, *groups = re.split(r"^(?=\*\*[^*\n]+\*\*:$)", rest.strip(), flags=re.M)
     parts = [
-        f"## attnsel {name} {{#{name}}}",
+        f"# attnsel {name} {{#{name}}}",
         f"```console\n$ {usage.strip()}\n```",
         docstring.rendered(text),
     ]
@@ -49,7 +58,7 @@ def _group(command: str, text: str) -> str:
     found = _GROUP.fullmatch(heading)
     assert found is not None, heading
     name = found["name"]
-    done = [f"### {name} {{#{command}-{re.sub(r'[^a-z]+', '-', name.lower()).strip('-')}}}", ""]
+    done = [f"## {name} {{#{command}-{re.sub(r'[^a-z]+', '-', name.lower()).strip('-')}}}", ""]
     for line in rest.strip().splitlines():
         flag = _FLAG.fullmatch(line)
         done.append(_item(command, flag["names"], flag["text"] or "") if flag else docstring.inline(line))

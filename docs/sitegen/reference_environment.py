@@ -30,15 +30,13 @@ def files() -> Iterator[File]:
     """The page of the variables."""
     rows = [
         (
-            f'<a id="{variable}"></a>`{variable}`',
-            f"`{field}`",
-            values(_field(field)),
-            default_of(_field(field)),
+            f'<a id="{variable}"></a><code>{variable.replace("_", "_<wbr>")}</code> sets `{field}`',
+            f"{values(_field(field))}; default {default_of(_field(field)) or 'none'}",
             docstring.inline(_field(field).description or ""),
         )
         for variable, field in VARIABLES.items()
     ]
-    head = ("variable", "field", "values", "default", "meaning")
+    head = ("variable", "values", "meaning")
     yield File(PATH, f"{_TOP}\n{table(head, rows)}\n", title="Environment variables")
 
 

@@ -23,6 +23,7 @@ from sitegen.model import File
 
 EVIDENCE_PAGE = "../explanation/evidence.md"
 PLAYGROUND = "playground/index.html"
+TRAIL = (("Rules", "rules/index.md"),)
 _ABOUT = {
     "INSTALL": "what must be installed",
     "DEVICE": "what every kernel needs of a device and of a call",
@@ -49,13 +50,17 @@ def files(playground: bool = True) -> Iterator[File]:
     for page in (*REGISTRY.pages.values(), *REGISTRY.removed.values()):
         yield page_file(page, links)
     for family in families():
-        yield File(f"rules/{family.lower()}.md", family_page(family))
+        yield File(f"rules/{family.lower()}.md", family_page(family), trail=TRAIL)
     yield File("rules/index.md", index_page(), title="Rules")
 
 
 def page_file(page: Page | Removed, links: Links) -> File:
     """The page of one code."""
-    return File(f"rules/{page.code}.md", to_markdown(page_document(page, links), links.rule) + "\n")
+    family = split(page.code)[0]
+    trail = (*TRAIL, (family, f"rules/{family.lower()}.md"))
+    return File(
+        f"rules/{page.code}.md", to_markdown(page_document(page, links), links.rule) + "\n", trail=trail
+    )
 
 
 def families() -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ from sitegen import (
     playground,
     reference_cli,
     reference_environment,
+    reference_messages,
     reference_python,
     reference_read,
     reference_schemas,
@@ -27,7 +28,7 @@ from sitegen.model import File
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 Generator = Callable[[], Iterator[File]]
-_BY_HAND = (".md", ".json", ".svg", ".png", ".css")
+_BY_HAND = (".md", ".json", ".svg", ".png", ".css", ".js")
 _NOT_PAGES = frozenset({"sitegen", "playground"})  # folders of docs/ that a generator reads
 
 # Pages that lie at the top of the checkout.
@@ -43,6 +44,7 @@ MADE_FROM = {
     "attnsel/cli": "reference/cli.md",
     "attnsel/__init__.py": "reference/python.md",
     "attnsel/settings.py": "reference/environment.md",
+    "attnsel/diagnose/logs/data": "reference/messages.md",
     "attnsel/environment/data/read.csv": "reference/read.md",
     "docs/schemas": "reference/schemas.md",
     "docs/playground": "playground/index.html",
@@ -71,15 +73,16 @@ def files(without: Collection[str] = ()) -> Iterator[File]:
 
 def generators(linked: bool = True) -> dict[str, Generator]:
     """What makes pages, by name. ``linked``: whether there is a playground, to which others link."""
-    return {
+    return {  # what takes longest first
+        "playground": playground.files,
         "can_i_use": partial(can_i_use.files, playground=linked),
+        "rules": partial(rules.files, playground=linked),
         "reference_cli": reference_cli.files,
         "reference_environment": reference_environment.files,
+        "reference_messages": reference_messages.files,
         "reference_python": reference_python.files,
         "reference_read": reference_read.files,
         "reference_schemas": reference_schemas.files,
-        "rules": partial(rules.files, playground=linked),
-        "playground": playground.files,
     }
 
 
@@ -88,7 +91,8 @@ def _generated(chosen: Sequence[Generator]) -> Iterator[list[File]]:
     if "fork" not in multiprocessing.get_all_start_methods():
         yield from map(_made, chosen)
         return
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+    # One more than there are cores: the playground waits for npm and pip before it works.
+    with ProcessPoolExecutor((os.cpu_count() or 1) + 1, multiprocessing.get_context("fork")) as pool:
         yield from pool.map(_made, chosen)
 
 

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 import playground_questions
 from attnsel import cli
 from sitegen import playground
-from sitegen.playground import bundle
 
 FOLDER = "some/folder"  # below the root of the server: every path of the page is relative
 UP, FAILED = "html[data-python=up]", "html[data-python=failed]"
@@ -111,21 +110,15 @@ def go(page: Any, query: str) -> dict[str, Any]:
 def printed(words: list[str]) -> tuple[int, str, str]:
     """What ``attnsel`` prints, 80 columns wide: exit code, standard output, standard error.
 
-    ``--as transformers`` takes the release that is installed. In a browser none is, so none is here.
+    ``--as transformers`` takes the release that is installed, and ``--model`` its code. In a browser none is,
+    so none is here.
     """
     out, err = io.StringIO(), io.StringIO()
     no_release = patch("attnsel.dispatchers.transformers.switches.installed_version", lambda *names: None)
-    with redirect_stdout(out), redirect_stderr(err), no_release:
+    no_code = patch("attnsel.diagnose.models.source._asks_transformers", lambda: False)
+    with redirect_stdout(out), redirect_stderr(err), no_release, no_code:
         code = cli.main(words)
     return code, out.getvalue(), err.getvalue()
-
-
-def axe(page: Any) -> list[tuple[str, str, str]]:
-    """What axe-core finds wrong in the page: its rule, how serious, the first element."""
-    page.evaluate((bundle.fetch().axe / "axe.min.js").read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    assert len(found["passes"]) > 20
-    return [(one["id"], one["impact"], one["nodes"][0]["html"]) for one in found["violations"]]
 
 
 def differing(page: Any, queries: Iterable[str]) -> tuple[Counter[int], list[str]]:

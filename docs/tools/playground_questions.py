@@ -43,6 +43,8 @@ _NUMBERS = {
     "network-gbs": (12.5, 50),
     "seqlen": (512, "2k", 8192),
     "sliding-window": (1, 128, 4096),
+    "tp-size": (1, 2, 8),
+    "image-size": (224, 896),
 }
 _TEXTS = {
     "head-dim": ("64", "128", "192,128", "576,512"),
@@ -80,6 +82,9 @@ _TEXTS = {
     ),
 }
 _RARE = {
+    "model",
+    "tp-size",
+    "image-size",
     "rows",
     "cols",
     "kernel",
@@ -131,6 +136,8 @@ _GOES_WITH = {
     "network-gbs": "cp-size=16",
     "cp-comm-type": "cp-size=2",
     "switch": "as=te",
+    "tp-size": "model=llama-3-8b",
+    "image-size": "model=gemma-3-4b",
     "rows": "cols=cudnn=8.9.7,9.5.0",
     "cols": "rows=head_dim_qk=64,192",
     "kernel": "rows=head_dim_qk=64,192 cols=gpu=A100,H100",

@@ -71,7 +71,8 @@ def test_the_form_has_every_flag_of_the_command_but_those_of_files_and_every_cho
 
 def test_the_page_is_closed_and_its_first_answer_is_the_engines():
     built = bundle.Bundle({"pyodide.mjs": b"x", "rest.zip.gzip": b"y"}, {"info": {}, "packages": {}})
-    page = playground.page(built)
+    answers = playground.prepared()
+    page = playground.page(built, answers[playground.FIRST])
     assert re.search(r'Content-Security-Policy"\s+content="[^"]*default-src \'self\'', page)
     assert "unsafe-inline" not in page
     assert not re.search(r"<[^>]+\s(style|on\w+)=", page)
@@ -81,6 +82,7 @@ def test_the_page_is_closed_and_its_first_answer_is_the_engines():
         assert not re.search(forbidden, text), name
     start = json.loads(re.search(r'<script type="application/json" id="start">(.*?)</script>', page, re.S)[1])
     assert start["answers"]["json"] == json.loads(ANSWER.ask(playground.FIRST))
+    assert all(said["json"]["code"] == 0 for said in answers.values())
 
 
 def test_what_the_browser_gets_is_pinned_and_the_wheel_without_its_tests():

@@ -45,7 +45,7 @@ def text_of(generator: types.ModuleType) -> str:
 
 def test_every_command_flag_name_and_variable_has_its_part():
     commands, python, environment = map(text_of, (reference_cli, reference_python, reference_environment))
-    assert re.findall(r"^## attnsel (\S+) \{#(\S+)\}$", commands, re.M) == [(name, name) for name in COMMANDS]
+    assert re.findall(r"^# attnsel (\S+) \{#(\S+)\}$", commands, re.M) == [(name, name) for name in COMMANDS]
     for flag in FLAGS:
         assert f'<a id="explain{flag.name}"></a>`{", ".join(flag.names)}' in commands, flag.name
     for name in dir(attnsel):
@@ -100,7 +100,7 @@ FILES = [
     File("how-to/ask.md", "# Ask: at length\n\n```sh\nattnsel doctor\n```\n"),
     File("data.json", b"{}\n"),
     File("assets/logo.svg", "<svg xmlns='http://www.w3.org/2000/svg'/>"),
-    *(File(f"assets/{name}", "") for name in re.findall(r'"assets/([\w-]+\.css)"', SETTINGS)),
+    *(File(f"assets/{name}", "") for name in re.findall(r'"assets/([\w-]+\.(?:css|js))"', SETTINGS)),
 ]
 
 
@@ -111,6 +111,7 @@ def test_a_site_replaces_the_one_before_it_as_a_whole_and_a_fault_leaves_it(tmp_
     assert (done.pages, done.folder) == (3, output)  # with 404.html
     assert not (output / "old.txt").exists()
     assert 'href="https://example.org/attnsel/how-to/ask/"' in (output / "how-to/ask/index.html").read_text()
+    assert "- [Ask: at length](https://example.org/attnsel/how-to/ask/)" in (output / "llms.txt").read_text()
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     for fault, told in {
         "[x](gone.md)": "page does not exist",

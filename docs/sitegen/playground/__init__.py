@@ -7,6 +7,7 @@ own flags; the answer to the first question, by the engine itself; and Python fo
 from __future__ import annotations
 
 import ast
+import csv
 import gzip
 import hashlib
 import importlib.util
@@ -25,7 +26,13 @@ from sitegen.model import File
 from sitegen.playground import bundle, form
 
 PAGES = bundle.ROOT / "docs" / "playground"
-FIRST = "gpu=H100&cudnn=9.1.0&head-dim-qk=192&head-dim-v=128&training"
+with (PAGES / "presets.csv").open(encoding="utf-8", newline="") as _file:
+    PRESETS = {
+        row["name"]: row["query"]
+        for row in csv.DictReader(line for line in _file if not line.startswith("#"))
+    }
+"""Questions that the page offers, by name."""
+FIRST = next(iter(PRESETS.values()))
 """The question of the page as it opens."""
 
 _SCRIPTS = ("style.css", "theme.js", "app.js", "ask.js", "fields.js", "markdown.js", "worker.js")
@@ -38,12 +45,13 @@ def files() -> Iterator[File]:
         yield File(f"playground/{name}", (PAGES / name).read_text(encoding="utf-8"))
     for name, content in built.files.items():
         yield File(f"playground/python/{name}", content)
-    yield File("playground/index.html", page(built))
+    answers = prepared()
+    yield File("playground/answers.json", json.dumps(answers))
+    yield File("playground/index.html", page(built, answers[FIRST]))
 
 
-def page(built: bundle.Bundle) -> str:
+def page(built: bundle.Bundle, answers: dict[str, Any]) -> str:
     """The HTML: the form is of use, and the first question answered, before any script has run."""
-    answers = first_answers()
     loaded = {name: content for name, content in built.files.items() if not name.startswith("rest.")}
     start = {
         "first": FIRST,
@@ -59,6 +67,10 @@ def page(built: bundle.Bundle) -> str:
         "FIRST_REPORT": escape(answers["text"]["out"]),
         "LOADED": f"{sum(map(len, loaded.values())) / 1e6:.1f}",
         "LOADED_GZIP": f"{sum(map(_sent, loaded.values())) / 1e6:.1f}",
+        "PRESETS": "".join(
+            f'<li><a href="?{escape(query)}" data-question>{escape(name)}</a></li>'
+            for name, query in PRESETS.items()
+        ),
         "START": json.dumps(start).replace("<", "\\u003c"),
     }
     html = (PAGES / "index.html").read_text(encoding="utf-8")
@@ -82,12 +94,22 @@ def glue() -> ModuleType:
     return module
 
 
-def first_answers() -> dict[str, Any]:
-    """What the engine says to the first question, by form; a setting of this machine says nothing in it."""
-    script = f"import answer; print([answer.ask({FIRST!r}, form) for form in answer.FORMS])"
+def prepared() -> dict[str, dict[str, Any]]:
+    """What the engine says to each preset, by form. As in the browser neither a setting of this machine nor a
+    transformers that is installed has a say in it."""
+    asked = list(PRESETS.values())
+    script = f"""
+import answer
+from attnsel.diagnose.models import source
+source._asks_transformers = lambda: False
+print([[answer.ask(query, form) for form in answer.FORMS] for query in {asked!r}])
+"""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTNSEL_")}
     path = os.pathsep.join([str(PAGES), str(bundle.ROOT)])
     run = [sys.executable, "-c", script]
     clean["PYTHONPATH"] = path
     said = ast.literal_eval(subprocess.run(run, env=clean, check=True, capture_output=True, text=True).stdout)
-    return {form: json.loads(text) for form, text in zip(glue().FORMS, said, strict=True)}
+    return {
+        query: {form: json.loads(text) for form, text in zip(glue().FORMS, texts, strict=True)}
+        for query, texts in zip(asked, said, strict=True)
+    }

@@ -18,6 +18,7 @@ from attnsel.cli.can_i_use import can_i_use
 from attnsel.cli.explain import explain
 from attnsel.cli.flags import FLAGS, SHORTHANDS
 from attnsel.cli.form import Form
+from attnsel.diagnose.models.source import presets
 from attnsel.dispatchers import DISPATCHERS
 from attnsel.environment.gpus import catalogue
 from attnsel.environment.releases import torch_builds
@@ -26,21 +27,21 @@ from attnsel.environment.wheels import on_pypi
 
 _FIRST = (
     "gpu",
-    "cudnn",
-    "torch",
-    "dtype",
+    "model",
     "training",
     "num-heads",
     "num-gqa-groups",
-    "max-seqlen-q",
-    "max-seqlen-kv",
-    "head-dim-qk",
-    "head-dim-v",
+    "seqlen",
+    "head-dim",
+    "dtype",
     "attn-mask-type",
+    "cudnn",
+    "torch",
 )
 """What nearly every question states: always in view."""
 
 _GRID = ("rows", "cols", "kernel")
+_ASIDE = re.compile(r"[;:]| \(")
 
 
 class Field(NamedTuple):
@@ -116,7 +117,9 @@ def _texts(names: Any) -> tuple[str, ...]:
 
 
 def known(component: str) -> tuple[str, ...]:
-    """Releases of a component, newest first; nothing for a field that is none."""
+    """Releases of a component, newest first; names of models; nothing for a field that is neither."""
+    if component == "model":
+        return tuple(presets())
     package = {"cudnn-frontend": "nvidia-cudnn-frontend"}.get(component, component)
     if component == "torch":
         found = {str(build.torch) for build in torch_builds()}
@@ -157,8 +160,10 @@ def control(field: Field) -> str:
     name, help_ = field.name, field.help
     if field.choices and ": " in help_:
         help_ = help_.rpartition(": ")[0]  # the choices themselves are in the control
+    if name in _FIRST:
+        help_ = _ASIDE.split(help_, maxsplit=1)[0]  # all of it is what the pointer sees
     label = f'<label for="f-{name}"><code>{name}</code> <span>{escape(help_)}</span></label>'
-    more = f'id="f-{name}" name="{name}" data-names="{" ".join(field.names)}"'
+    more = f'id="f-{name}" name="{name}" title="{escape(field.help)}" data-names="{" ".join(field.names)}"'
     if field.yes_or_no:
         return f'<div class="field">{label}{_select(more, _yes_or_no(field), "yes-or-no")}</div>'
     if field.choices:

@@ -61,3 +61,5 @@ def test_other_flags_and_files_hold_for_every_cell(run, written):
     cells = json.loads(run(line)[1])["cells"]
     assert [cell["backend"] for cell in cells[0]] == ["tiled", "tiled"]
     assert "must divide num_heads = 12" in cells[1][0]["invalid"]
+    line = "can-i-use --gpu T4 --rows max_seqlen_q=1k --cols cudnn=8.9.7,9.5.0 --json"  # fp16, as nobody said
+    assert [cell["backend"] for cell in json.loads(run(line)[1])["cells"][0]] == ["sdpa.efficient"] * 2
