@@ -37,7 +37,7 @@ def package(match: re.Match[str]) -> Facts:
 
 
 _MODEL = re.compile(
-    r"(?i)\b[a-z]{1,3}[ -]?\d{1,4}|\b\d{3,4}\b|titan|orin|thor|xavier|spark|apple|radeon|instinct|amd\b|intel"
+    r"(?i)\b[a-z]{1,3}[ -]?\d{1,4}|\b\d{3,4}|titan|orin|thor|xavier|spark|apple|radeon|instinct|amd\b|intel"
 )
 
 
