@@ -166,16 +166,15 @@ class Calls:
                 self._count(tuple(findings), Entry(0, name, ""))
             stream.open.clear()
         self._drop_told_twice()
-        meant = _with_meanings([*self._counts.values()], self._machine.values())
-        kinds = {finding.kind for call in meant for finding in call.findings}
+        machine, calls = tuple(self._machine.values()), [*self._counts.values()]
+        kinds = {one.kind for call in _with_meanings(calls, machine) for one in call.findings}
         unknown = self._other or (self._raised if kinds else None)
         if unknown is not None and "error" not in kinds:
             self._count((unknown[0],), unknown[1])
         calls = [call for call in self._counts.values() if call.times > 0]
         calls.sort(key=lambda call: (call.library != ANY, -call.times, call.lines[:1]))
-        machine = tuple(self._machine.values())
-        said = tuple(_notes_behind_errors(_one_incident(_with_meanings(calls, machine))))
-        return Gathered(said, tuple(one for one in machine if one.library != SEEN), self._left_out)
+        meant = tuple(_notes_behind_errors(_one_incident(_with_meanings(calls, machine))))
+        return Gathered(meant, tuple(one for one in machine if one.library != SEEN), self._left_out)
 
     def _drop_told_twice(self) -> None:
         """An error that stands alone and says nothing, beside a call of its library that did not run: people
