@@ -131,7 +131,7 @@ class Calls:
     def add(self, entry: Entry, findings: Sequence[Finding]) -> None:
         """What one entry says."""
         stream = self._streams.setdefault(entry.stream, _Stream())
-        told = any(_tells(finding) and not finding.near for finding in findings)
+        told = not all(map(_may_be_none, findings))
         for finding in findings:
             if finding.library == SEEN and finding.kind == "note":
                 unknown = finding._replace(
@@ -166,13 +166,13 @@ class Calls:
                 self._count(tuple(findings), Entry(0, name, ""))
             stream.open.clear()
         self._drop_told_twice()
-        kinds = {finding.kind for call in self._counts.values() for finding in call.findings}
+        machine, calls = tuple(self._machine.values()), [*self._counts.values()]
+        kinds = {one.kind for call in _with_meanings(calls, machine) for one in call.findings}
         unknown = self._other or (self._raised if kinds else None)
         if unknown is not None and "error" not in kinds:
             self._count((unknown[0],), unknown[1])
         calls = [call for call in self._counts.values() if call.times > 0]
         calls.sort(key=lambda call: (call.library != ANY, -call.times, call.lines[:1]))
-        machine = tuple(self._machine.values())
         meant = tuple(_notes_behind_errors(_one_incident(_with_meanings(calls, machine))))
         return Gathered(meant, tuple(one for one in machine if one.library != SEEN), self._left_out)
 

@@ -36,9 +36,7 @@ def package(match: re.Match[str]) -> Facts:
     return {"environment": {**built, name: match["version"]}}
 
 
-_MODEL = re.compile(
-    r"(?i)\b[a-z]{1,3}[ -]?\d{1,4}|\b\d{3,4}\b|titan|orin|thor|xavier|spark|apple|radeon|instinct|amd\b|intel"
-)
+_MODEL = re.compile(r"(?i)\b[a-z]{1,3}[ -]?\d|\b\d{3}|titan|orin|thor|xavier|spark|apple|radeon|amd\b|intel")
 
 
 def card(match: re.Match[str]) -> Facts | None:
