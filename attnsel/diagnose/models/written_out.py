@@ -37,7 +37,7 @@ class Scores(NamedTuple):
 
 @cache
 def _does() -> dict[str, str]:
-    return {row["function"]: row["does"] for row in read_rows("attnsel.diagnose.models", "operators")}
+    return {row["function"]: row["role"] for row in read_rows("attnsel.diagnose.models", "operators")}
 
 
 def followed(
