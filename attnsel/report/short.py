@@ -219,6 +219,12 @@ def _why(dispatch: Dispatch, ours: str) -> str:
 
 def dispatched_document(selection: SelectionView, sources: bool = False) -> Document:
     """The whole answer of the other chooser, and attnsel's in short below it."""
+    theirs = dispatch_blocks(selection, sources)
+    return Document((*theirs, Paragraph("attnsel's own answer:"), _screen(selection)))
+
+
+def dispatch_blocks(selection: SelectionView, sources: bool = False) -> tuple[Block, ...]:
+    """The whole answer of the other chooser: what it takes, how it was asked, each kernel with its reasons."""
     dispatch = selection.dispatched
     assert dispatch is not None
     offered = joined(Code(offer.name) for offer in dispatch.offers)
@@ -250,7 +256,7 @@ def dispatched_document(selection: SelectionView, sources: bool = False) -> Docu
         blocks.append(Paragraph(f"What {_NAMES[dispatch.dispatcher]} tells of it: {'; '.join(told)}."))
     if dispatch.notes:
         blocks.append(Items(tuple(Item(note, "·") for note in dispatch.notes)))
-    return Document((*blocks, Paragraph("attnsel's own answer:"), _screen(selection)))
+    return tuple(blocks)
 
 
 def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
