@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_origin
 
 from cyclopts import Group, Parameter
 from pydantic import TypeAdapter, ValidationError
@@ -18,7 +18,7 @@ from attnsel.base.model import invalid_input
 from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.base.suggestions import candidate_suggestion
 from attnsel.cli.flags import ALIASES, FLAGS, SHORTHANDS, plain_type, read_count
-from attnsel.cli.form import OUTPUT, TEXT, Form, yes_or_no
+from attnsel.cli.form import OUTPUT, TEXT_AND_PAGE, PageForm, yes_or_no
 from attnsel.cli.output import FOUND, NO_BACKEND, complain, watched
 from attnsel.cli.question import As, Chooser, Question, SwitchFlag, asked_of, asks, with_recipe
 from attnsel.decision import Selection
@@ -33,9 +33,12 @@ from attnsel.params import AttentionParams
 from attnsel.params.options import KINDS
 from attnsel.plugins import load_plugins
 from attnsel.report.answer import newer_items
-from attnsel.report.document import Code, Document, Facts, Item, Items, Paragraph, Ref, Table
+from attnsel.report.document import Code, Document, Facts, Item, Items, Paragraph, Ref, Table, joined
 from attnsel.report.words import environment_words, params_words
 from attnsel.rules import REGISTRY
+
+if TYPE_CHECKING:
+    from attnsel.report.html import Page
 
 _GRID = Group("A grid of two fields", sort_key=0)
 _DEFAULT_GPU = "sm90"
@@ -73,7 +76,7 @@ def can_i_use(
     as_: As = None,
     switch: SwitchFlag = None,
     csv: Annotated[bool, yes_or_no("print a grid as CSV", group=OUTPUT)] = False,
-    form: Form = TEXT,
+    form: PageForm = TEXT_AND_PAGE,
 ) -> int:
     """Which kernels have a feature, on which GPUs, and from which release on; or what runs over a grid.
 
@@ -126,6 +129,8 @@ def can_i_use(
         raise InvalidInput("--cols", cols, f"makes {size} cells with --rows; at most {MOST_CELLS}")
     grid = _grid(question, down, along, None if kernel is None else kernels[0], asked)
     if csv:
+        if form.html is not None:
+            raise InvalidInput("--html", str(form.html), "cannot go with --csv: one form at a time")
         for newer in grid.unread:
             complain(str(newer))
         writer = csv_format.writer(sys.stdout, lineterminator="\n")
@@ -133,7 +138,8 @@ def can_i_use(
         for label, row in zip(down.labels, grid.cells, strict=True):
             writer.writerow([label, *(cell.text for cell in row)])
     else:
-        form.print(lambda: _grid_document(grid), lambda: stamped("grid", to_json(grid)), indent=None)
+        record = lambda: stamped("grid", to_json(grid))  # noqa: E731
+        form.print(lambda: _grid_document(grid), record, indent=None, page=lambda: _grid_page(grid))
     return FOUND if any(cell.found for row in grid.cells for cell in row) else NO_BACKEND
 
 
@@ -150,7 +156,7 @@ def _kernels(names: str | None) -> tuple[str, ...]:
 # ---- features ------------------------------------------------------------------------------------------
 
 
-def _features(question: Question, words: Sequence[str], kernels: Sequence[str], form: Form) -> int:
+def _features(question: Question, words: Sequence[str], kernels: Sequence[str], form: PageForm) -> int:
     """Features over kernels and all GPUs, or on the one that is stated."""
     gpu, stated = _stated(question)
     asked = find(words) if words else tuple(all_features().values())
@@ -160,9 +166,10 @@ def _features(question: Question, words: Sequence[str], kernels: Sequence[str], 
     total = len(asked) * len(kernels) * len(gpus)
     found = watched("asking", cells(asked, kernels, gpus, stated), total)
 
+    newer = Items(newer_items(unread_of(found)))
+    before = (newer,) if newer.items else ()
+
     def document() -> Document:
-        newer = Items(newer_items(unread_of(found)))
-        before = (newer,) if newer.items else ()
         if not words:
             hint = ("One of them, on every GPU: ", Code("attnsel can-i-use softcap"))
             return Document((*before, overview(found, stated), Paragraph(hint)))
@@ -170,7 +177,13 @@ def _features(question: Question, words: Sequence[str], kernels: Sequence[str], 
         told = (section(each, [cell for cell in found if cell.feature is each]) for each in asked)
         return Document((*before, *told))
 
-    form.print(document, lambda: as_dict(found), indent=None)
+    def page() -> Page:
+        from attnsel.pages.can_i_use_page import matrix_page  # for --html alone
+
+        what = ", ".join(feature.title for feature in asked) if words else "What runs"
+        return matrix_page(found, f"{what} on {gpus[0] if len(gpus) == 1 else 'every GPU'}", before)
+
+    form.print(document, lambda: as_dict(found), indent=None, page=page)
     return FOUND if any(cell.state in ANSWERS for cell in found) else NO_BACKEND
 
 
@@ -414,6 +427,30 @@ def _grid_document(grid: Grid) -> Document:
     facts = Facts((*lines, *newer_items(grid.unread)))
     blocks = (facts, table, Items(legend))
     return Document(tuple(block for block in blocks if block[0]))
+
+
+def _grid_page(grid: Grid) -> Page:
+    """The grid as a plane, and what its signs mean."""
+    from attnsel.report.html import Map, Page, Tile, kernel_tone  # for --html alone
+
+    rows = []
+    for label, row in zip(grid.down.labels, grid.cells, strict=True):
+        tiles = []
+        for column, cell in zip(grid.along.labels, row, strict=True):
+            where = f"{grid.down.field} {label}, {grid.along.field} {column}: {cell.text}"
+            why = cell.data.get("invalid") or joined(map(Ref, cell.data.get("codes", ())))
+            name = cell.data.get("dispatched", cell.data.get("backend"))
+            state = "yes" if cell.found else "never"
+            tone = f"state-{state}" if grid.kernel else kernel_tone(name)
+            tiles.append(Tile(cell.text, "invalid" if "invalid" in cell.data else tone, (where, why)))
+        rows.append((label, tuple(tiles)))
+    names = dict.fromkeys(tile.text.rstrip("+°!?≠ ") for _, tiles in rows for tile in tiles)
+    legend = () if grid.kernel else tuple((kernel_tone(n if n in CANDIDATES else None), n) for n in names)
+    title = f"{grid.kernel or 'What runs'} over {grid.down.field} and {grid.along.field}"
+    head = tuple((column, 1) for column in grid.along.labels)
+    plane = Map(title, head, tuple(rows), legend, (grid.down.field, grid.along.field))
+    facts, _, *rest = _grid_document(grid).blocks
+    return Page(title, title, (facts, plane, *rest))
 
 
 def _grid_legend(cells: Sequence[GridCell]) -> tuple[Item, ...]:

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from attnsel.base.records import stamped, to_json
 from attnsel.cli.explain_model import plan_there, read_model
 from attnsel.cli.flags import THE_CALL
-from attnsel.cli.form import TEXT, Form
+from attnsel.cli.form import TEXT_AND_PAGE, Form, PageForm
 from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, NO_BACKEND, bar, complain
 from attnsel.cli.question import (
     As,
@@ -40,6 +40,10 @@ from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.report.words import params_words
+
+if TYPE_CHECKING:
+    from attnsel.diagnose.models.plan import ModelPlan
+    from attnsel.report.html import Page
 
 _MOST_QUESTIONS = 20_000
 
@@ -66,7 +70,7 @@ def compare(
     ] = None,
     as_: As = None,
     switch: SwitchFlag = None,
-    form: Form = TEXT,
+    form: PageForm = TEXT_AND_PAGE,
 ) -> int:
     """Which answers change from one machine to another, and the codes that change them.
 
@@ -109,6 +113,7 @@ def compare(
     if tp_size is not None and model is None:
         raise InvalidInput("--tp-size", None, "says nothing without --model")
     chooser = asked_of(as_, switch)
+    plans: list[ModelPlan] = []
     if model is not None:
         layers, ranks = layers_of(read_model(model)), 1 if tp_size is None else tp_size
         plans = [plan_there(layers, env, question, ranks, chooser) for _, env in sides]
@@ -127,7 +132,16 @@ def compare(
             [_answer(words, fields, env, question, chooser) for words, fields in asked] for _, env in sides
         ]
     found = compared(sides, answers)
-    form.print(lambda: compare_document(found), lambda: stamped("compare", to_json(found)))
+
+    def page() -> Page:
+        from attnsel.diagnose.compare_page import compare_page  # for --html alone
+        from attnsel.diagnose.models.page import layer_maps
+
+        named = zip(sides, plans, strict=False)
+        maps = [one for (name, _), plan in named for one in layer_maps(plan, f"{name}: ", linked=False)]
+        return compare_page(found, answers, maps)
+
+    form.print(lambda: compare_document(found), lambda: stamped("compare", to_json(found)), page=page)
     return FOUND
 
 

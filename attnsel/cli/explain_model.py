@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnsel.base.records import stamped
-from attnsel.cli.form import Form
+from attnsel.cli.form import PageForm
 from attnsel.cli.output import FOUND, NO_BACKEND
 from attnsel.cli.question import Chooser, Question, read_object
 from attnsel.diagnose.models.calls import Layers
@@ -17,6 +17,9 @@ from attnsel.diagnose.models.source import layers_of, preset
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from attnsel.report.html import Page
+
 _STATED = ("dtype", "deterministic", "cp_size", "cp_comm_type", "cuda_graph")
 """Fields of a call that a model does not decide."""
 
@@ -24,12 +27,18 @@ _LENGTHS = ("batch_size", "max_seqlen_q", "max_seqlen_kv")
 
 
 def explain_model(
-    model: str, question: Question, tp_size: int, image_size: int | None, chooser: Chooser, form: Form
+    model: str, question: Question, tp_size: int, image_size: int | None, chooser: Chooser, form: PageForm
 ) -> int:
     """Raises InvalidInput."""
     layers = layers_of(read_model(model))
     plan = plan_there(layers, question.where(), question, tp_size, chooser, image_size)
-    form.print(lambda: model_document(plan), lambda: stamped("model", plan.as_dict()))
+
+    def page() -> Page:
+        from attnsel.diagnose.models.page import model_page  # for --html alone
+
+        return model_page(plan, lambda p, env: chooser.select(p, env, question.policy))
+
+    form.print(lambda: model_document(plan), lambda: stamped("model", plan.as_dict()), page=page)
     runs = [cell.selection.backend is not None for cell in plan.cells]
     return FOUND if all(runs) else NO_BACKEND
 

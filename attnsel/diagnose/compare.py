@@ -249,13 +249,9 @@ def standard_questions() -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
 
 
 def compare_document(found: Comparison) -> Document:
-    blocks: list[Block] = [Paragraph(Strong(verdict(found)))]
-    for name, env in found.environments:
-        device, *words = environment_words(env)
-        first = device if device.startswith(name) else f"{name}: {device}"
-        blocks.append(Facts(((first, *words), *warnings(env))))
+    blocks: list[Block] = [Paragraph(Strong(verdict(found))), *map(environment_facts, found.environments)]
     shown = found.changes[:_MOST]
-    items = [_item(change, found) for change in shown]
+    items = [change_item(change, found) for change in shown]
     if len(found.changes) > _MOST:
         items.append(Item(f"and {len(found.changes) - _MOST} more: --json has them all"))
     told = {why.code: why.text for one in shown for why in (*one.kept_away_before, *one.keeps_away_now)}
@@ -263,6 +259,12 @@ def compare_document(found: Comparison) -> Document:
     blocks += [Items(tuple(items))] if items else []
     blocks += [Items(rules), Paragraph("More of a rule: attnsel rule CODE.")] if rules else []
     return Document(tuple(blocks))
+
+
+def environment_facts(side: Side) -> Facts:
+    device, *words = environment_words(side.environment)
+    first = device if device.startswith(side.name) else f"{side.name}: {device}"
+    return Facts(((first, *words), *warnings(side.environment)))
 
 
 def verdict(found: Comparison) -> str:
@@ -283,12 +285,12 @@ def verdict(found: Comparison) -> str:
     return f"{found.odd.name} is the odd one out: alone in {found.odd.questions} of {many}. {text}"
 
 
-def _item(change: Change, found: Comparison) -> Item:
+def change_item(change: Change, found: Comparison) -> Item:
     where = f"{', '.join(change.environments)}: " if len(found.environments) > 2 else ""
     count = f"{len(change.questions)} questions" if len(change.questions) > 1 else "1 question"
     if change.layers:
         count += f", {change.layers} layers" if change.layers > 1 else ", 1 layer"
-    head: Inline = (where, *_outcome(change.before), " → ", *_outcome(change.now), f": {count}")
+    head: Inline = (where, *outcome_words(change.before), " → ", *outcome_words(change.now), f": {count}")
     same = change.before.kernel == change.now.kernel
     told: list[Inline] = []
     for when, kernel, reasons in (
@@ -302,7 +304,7 @@ def _item(change: Change, found: Comparison) -> Item:
     return Item(head, below=tuple(below))
 
 
-def _outcome(outcome: Outcome) -> tuple[Inline, ...]:
+def outcome_words(outcome: Outcome) -> tuple[Inline, ...]:
     if outcome.kernel is None:
         return ("nothing",)
     more = [*outcome.adaptations, *outcome.known_bugs]

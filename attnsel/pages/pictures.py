@@ -1,4 +1,4 @@
-"""One answer as a page: every kernel with its reasons and ways out, and two pictures that the engine draws."""
+"""One answer as a page: every kernel with its reasons and ways out, and pictures that the engine draws."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ from attnsel.report.document import (
     Items,
     Prose,
     Ref,
-    Section,
     joined,
 )
-from attnsel.report.html import Fold, Line, Map, Page, Plot, Tile, Tree, kernel_tone
+from attnsel.report.html import Fold, Line, Map, Page, Part, Plot, Tile, Tree, kernel_tone
 from attnsel.report.short import dispatch_blocks
 from attnsel.report.words import environment_words, params_words, short_length
 from attnsel.rules import REGISTRY
@@ -53,17 +52,17 @@ def call_page(selection: Selection, ask: Ask, more: tuple[Block, ...] = ()) -> P
         blocks.append(Drawing(selection.layout.describe))
     if selection.dispatched is not None:
         theirs = selection.dispatched
-        blocks.append(Section(f"What {theirs.dispatcher} {theirs.release} takes", dispatch_blocks(selection)))
+        blocks.append(Part(f"What {theirs.dispatcher} {theirs.release} takes", dispatch_blocks(selection)))
     assumed = [Item(assumption_words(one), "?") for one in selection.assumptions]
-    told = tuple((*assumed, *worth(selection, sources=True)))
+    told = (*assumed, *map(_linked, worth(selection, sources=True)))
     blocks += [
-        Section("Every kernel, and why", (tree(selection),)),
-        Section("Ways to another kernel", (Items(tuple(ways(selection))),)),
-        Section("What was measured, and what is assumed", (Items(told),) if told else ()),
-        Section("Pictures", tuple(pictures(selection, ask))),
-        Section("Beside the choice", more),
+        Part("Every kernel, and why", (tree(selection),)),
+        Part("Ways to another kernel", (Items(tuple(ways(selection))),)),
+        Part("What was measured, and what is assumed", (Items(told),) if told else ()),
+        Part("Pictures", tuple(pictures(selection, ask))),
+        Part("Beside the choice", more),
     ]
-    kept = tuple(one for one in blocks if not isinstance(one, Section) or any(_full(b) for b in one.blocks))
+    kept = tuple(one for one in blocks if not isinstance(one, Part) or any(_full(b) for b in one.blocks))
     title = f"{selection.backend or 'nothing'} on {environment_words(selection.environment)[0]}: {question}"
     return Page(title, verdict(selection), kept, also(selection))
 
@@ -96,10 +95,10 @@ def tree(selection: Selection) -> Tree:
 
 def _candidate(candidate: Candidate, place: int | str, selection: Selection) -> Fold:
     title = CANDIDATES[candidate.name].title
+    head: Inline = " · ".join(runs_notes(candidate, selection))
     if candidate.verdict == "refused":
-        head = joined(map(Ref, dict.fromkeys(reason.code for reason in candidate.reasons)))
-    else:
-        head = " · ".join(runs_notes(candidate, selection))
+        codes = dict.fromkeys(reason.code for reason in candidate.reasons)
+        head = (joined(map(Ref, codes)), f": {candidate.reasons[0].rule.title}" if len(codes) == 1 else "")
     below = [_reason(reason) for reason in candidate.reasons]
     for made in candidate.adaptations:
         below.append(Item(made.text, label="On every call"))
@@ -112,6 +111,12 @@ def _candidate(candidate: Candidate, place: int | str, selection: Selection) -> 
     own = (Item(title), *below)
     item = Item(head, MARK[candidate.verdict], place, Code(candidate.name))
     return Fold(item, (Items(own),), open=candidate.name == selection.backend)
+
+
+def _linked(item: Item) -> Item:
+    """With what it rests on as links."""
+    below = (one._replace(text=Prose(str(one.text))) for one in item.below if isinstance(one, Item))
+    return item._replace(below=tuple(below))
 
 
 def _reason(reason: Reason) -> Item:

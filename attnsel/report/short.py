@@ -224,7 +224,7 @@ def dispatched_document(selection: SelectionView, sources: bool = False) -> Docu
 
 
 def dispatch_blocks(selection: SelectionView, sources: bool = False) -> tuple[Block, ...]:
-    """The whole answer of the other chooser: what it takes, how it was asked, each kernel with its reasons."""
+    """The whole answer of the other chooser: what it takes, how it was asked, each kernel with reasons."""
     dispatch = selection.dispatched
     assert dispatch is not None
     offered = joined(Code(offer.name) for offer in dispatch.offers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import chain, groupby
 
 from attnsel.diagnose.models.calls import Call, Other, layer_count
 from attnsel.diagnose.models.other import thread_of
@@ -34,31 +34,49 @@ _FIXES = 3
 def model_document(plan: ModelPlan) -> Document:
     layers, lengths = plan.layers, plan.lengths
     blocks: list[Block] = [Paragraph(Strong(verdict(plan)))]
-    if plan.cells:
-        first = plan.cells[0].selection
-        long = () if layers.assumed else (f"s{lengths.seqlen}",)
-        asked = [f"b{lengths.batch}", *long, first.params.dtype]
-        asked += [f"tensor parallel {plan.tp_size}"] if plan.tp_size > 1 else []
-        notes = (*warnings(first.environment), *presumed(first))
-        blocks.append(Facts((tuple(environment_words(first.environment)), tuple(asked), *notes)))
+    blocks += [facts_of(plan)] if plan.cells else []
     blocks += [
         _of_call(call, cells, lengths) for call, cells in groupby(plan.cells, key=lambda cell: cell.call)
     ]
     if layers.other:
-        rows = tuple((each.kind, (_other(each),)) for each in layers.other)
+        rows = tuple((each.kind, (other_words(each),)) for each in layers.other)
         blocks.append(Screen((Paragraph(Strong("Layers that are no softmax attention")), Fields(rows))))
     if plan.kv_cache_bytes:
         share = " of one rank" if plan.tp_size > 1 else ""
         blocks.append(
             Paragraph(f"Keys and values of {lengths.seqlen} tokens{share}: {size(plan.kv_cache_bytes)}")
         )
-    for place, fix in enumerate(plan.fixes[:_FIXES], 1):
-        helps = f"To run {fix.candidate} in {_layers(fix.layers)} ({', '.join(fix.phases)}): {fix.change}"
-        blocks.append(Item(helps, number=place, below=(Paste(tuple(fix.paste.splitlines())),)))
-    blocks += [Item(f"Assumed: {text}.", "!") for text in layers.assumed]
-    blocks += [Item(f"Not understood: {text}.", "!") for text in layers.unread]
-    blocks.append(Paragraph(f"Read by {layers.by}. Why a rule: attnsel rule CODE."))
-    return Document(tuple(blocks))
+    return Document((*blocks, *fixes(plan)[:_FIXES], *notes(plan)))
+
+
+def facts_of(plan: ModelPlan) -> Facts:
+    """Where, and at which lengths."""
+    layers, lengths = plan.layers, plan.lengths
+    long = () if layers.assumed else (f"s{lengths.seqlen}",)
+    asked = [f"b{lengths.batch}", *long, *(cell.selection.params.dtype for cell in plan.cells[:1])]
+    asked += [f"tensor parallel {plan.tp_size}"] if plan.tp_size > 1 else []
+    told = [presumed(cell.selection) for cell in plan.cells[:1]]
+    where = plan.cells[0].selection.environment if plan.cells else plan.environment
+    return Facts((tuple(environment_words(where)), tuple(asked), *warnings(where), *chain(*told)))
+
+
+def fixes(plan: ModelPlan) -> list[Item]:
+    """The changes, the one that helps most layers first."""
+    return [
+        Item(
+            f"To run {fix.candidate} in {_layers(fix.layers)} ({', '.join(fix.phases)}): {fix.change}",
+            number=place,
+            below=(Paste(tuple(fix.paste.splitlines())),),
+        )
+        for place, fix in enumerate(plan.fixes, 1)
+    ]
+
+
+def notes(plan: ModelPlan) -> Iterator[Block]:
+    """What was assumed, what was not understood, and who read the configuration."""
+    yield from (Item(f"Assumed: {text}.", "!") for text in plan.layers.assumed)
+    yield from (Item(f"Not understood: {text}.", "!") for text in plan.layers.unread)
+    yield Paragraph(f"Read by {plan.layers.by}. Why a rule: attnsel rule CODE.")
 
 
 def verdict(plan: ModelPlan) -> str:
@@ -90,14 +108,14 @@ def _of_call(call: Call, cells: Iterable[Cell], lengths: Lengths) -> Screen:
     """A kind of attention: a line for each outcome, under its phases."""
     outcomes: dict[Inline, list[str]] = {}
     for cell in cells:
-        outcomes.setdefault(_outcome(cell, cache_bytes(cell, lengths)), []).append(cell.phase)
+        outcomes.setdefault(outcome(cell, cache_bytes(cell, lengths)), []).append(cell.phase)
     rows = tuple((", ".join(phases), (text,)) for text, phases in outcomes.items())
     heading = Paragraph(Strong(f"{_layers(len(call.layers))}: {call_words(call)}"))
     thread = thread_of(call)
     return Screen((heading, Fields((*rows, *([("thread", (thread,))] if thread else [])))))
 
 
-def _outcome(cell: Cell, cache: int) -> Inline:
+def outcome(cell: Cell, cache: int) -> Inline:
     chosen, blocked = cell.selection.chosen, cell.blocked
     if chosen is None:
         parts: list[Inline] = ["nothing runs"]
@@ -146,7 +164,7 @@ def _words(call: Call) -> Iterator[str]:
         yield f"{call.calls_per_layer} times a layer"
 
 
-def _other(other: Other) -> str:
+def other_words(other: Other) -> str:
     text = f"{_layers(len(other.layers))}, {other.stack}"
     if other.package:
         more = f" ({other.thread})" if other.thread else ""

@@ -1,8 +1,8 @@
 """A document as one page that asks for nothing: text, pictures, search, style and script are in the file.
 
 The templates beside this module show blocks and know no answer. What is given from outside is text there:
-Jinja2 escapes it, in the JSON that the page holds too. Beside the blocks of every report a page has those that
-follow here, which no other form shows.
+Jinja2 escapes it, in the JSON that the page holds too. A page has further blocks, which follow here and which
+no other form shows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import ceil, floor, log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel._version import __version__
-from attnsel.report.document import Block, Document, Inline, Item, Paragraph, Section, Strong, codes, shown
+from attnsel.report.document import Document, Inline, Item, Paragraph, Section, Strong, codes, shown
 from attnsel.report.prose import spans
 from attnsel.rules import REGISTRY
 from attnsel.verdicts.requirements import size
@@ -33,6 +33,13 @@ class Fold(NamedTuple):
     anchor: str = ""
 
 
+class Part(NamedTuple):
+    """A part of a page with a heading, which may hold what only a page shows."""
+
+    title: str
+    blocks: tuple[Any, ...]
+
+
 class Tree(NamedTuple):
     """Entries below what they belong to."""
 
@@ -41,9 +48,9 @@ class Tree(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A part of a map. tone: a class of page.css, of a kernel or of a state. tip: what is said of it where the
-    pointer or the focus is, in lines. span: over how many columns. to: the anchor where more is said. here:
-    that it is what was asked."""
+    """A part of a map. tone: classes of page.css, of a kernel or of a state. tip: what is said of it where
+    the pointer or the focus is, in lines. span: over how many columns. to: the anchor where more is said.
+    here: that it is what was asked."""
 
     text: str
     tone: str
@@ -54,7 +61,15 @@ class Tile(NamedTuple):
 
     @property
     def said(self) -> str:
-        return "\n".join(map(plain, self.tip))
+        return "\n".join(filter(None, map(plain, self.tip)))
+
+    @property
+    def parts(self) -> list[str]:
+        """The text in one line or, of a long one, in two."""
+        if len(self.text) < 10:
+            return [self.text]
+        at = max(self.text.find("."), self.text.find(" ")) + 1
+        return [self.text[:at], self.text[at:]] if at else [self.text]
 
 
 class Map(NamedTuple):
@@ -72,13 +87,30 @@ class Map(NamedTuple):
         return sum(count for _, count in self.head)
 
     @property
+    def label_width(self) -> float:
+        """Rem of the column of labels: many tiles beside them leave less."""
+        longest = max((len(plain(label)) for label, _ in self.rows), default=0)
+        return min(24.0 if self.columns < 9 else 11.0, max(5.0, 2 + longest / 2.2))
+
+    @property
     def narrowest(self) -> float:
         """Rem that a column needs, so that a line of upright text fits into the narrowest tile."""
         return 1.25 / min((tile.span for _, tiles in self.rows for tile in tiles), default=1)
 
+    @property
+    def wide(self) -> float:
+        """Of a plane, what a column takes in its drawing, whose letters are 6.5 wide."""
+        texts = [part for _, tiles in self.rows for tile in tiles for part in tile.parts]
+        return max(64.0, 10 + 6.5 * max(map(len, (*texts, *(plain(text) for text, _ in self.head)))))
+
+    @property
+    def left(self) -> float:
+        """Of a plane, what the labels of its rows take."""
+        return max(88.0, 14 + 6.5 * max(len(plain(label)) for label, _ in self.rows))
+
     def upright(self, tile: Tile) -> bool:
-        """Whether a text is longer than its tile on a page of usual width."""
-        return len(tile.text) > 140 * tile.span / self.columns
+        """Whether a text is longer than its tile on a page of usual width, and that is narrow."""
+        return self.columns > 10 and len(tile.text) > 140 * tile.span / self.columns
 
     @property
     def placed(self) -> Iterator[tuple[int, int, Tile]]:
@@ -193,7 +225,7 @@ def to_html(page: Page, record: Any) -> str:
         contents=[
             (f"part-{place}", one.title)
             for place, one in enumerate(page.blocks, 1)
-            if isinstance(one, Section)
+            if isinstance(one, (Part, Section))
         ],
         record=record,
         rules=rules,

@@ -107,10 +107,25 @@ find.addEventListener("keydown", (event) => {
   if (first) { first.scrollIntoView(); (first.querySelector("summary, a") || first).focus({ preventScroll: true }); }
 });
 
-// ---- the record ----
-const copy = document.getElementById("copy");
-copy.hidden = !navigator.clipboard;
-copy.addEventListener("click", async () => {
-  await navigator.clipboard.writeText(document.getElementById("record").textContent);
-  copy.textContent = "Copied";
+// ---- lines to paste, and the record ----
+const copies = (button, text) => button.addEventListener("click", async () => {
+  const words = button.textContent;
+  await navigator.clipboard.writeText(text());
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = words; }, 2000);
 });
+if (navigator.clipboard) {
+  const copy = document.getElementById("copy");
+  copy.hidden = false;
+  copies(copy, () => document.getElementById("record").textContent);
+  for (const paste of $(".paste")) {
+    const around = document.createElement("div");
+    const button = document.createElement("button");
+    around.className = "copied";
+    button.type = "button";
+    button.textContent = "Copy";
+    paste.replaceWith(around);
+    around.append(paste, button);
+    copies(button, () => paste.textContent);
+  }
+}
