@@ -61,7 +61,9 @@ class Tile(NamedTuple):
 
     @property
     def said(self) -> str:
-        return "\n".join(filter(None, map(plain, self.tip)))
+        """The tip as text, in which a speaking browser's user finds what others see."""
+        text = "\n".join(filter(None, map(plain, self.tip)))
+        return text if self.text in text else f"{self.text}\n{text}"
 
     @property
     def parts(self) -> list[str]:
