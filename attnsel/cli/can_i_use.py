@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_origin
+from typing import Annotated, Any, NamedTuple, get_origin
 
 from cyclopts import Group, Parameter
 from pydantic import TypeAdapter, ValidationError
@@ -27,6 +27,7 @@ from attnsel.environment.read import Unread
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.pages.can_i_use import ANSWERS, GPUS, Stated, all_features, cells, find
+from attnsel.pages.can_i_use_page import matrix_page
 from attnsel.pages.can_i_use_tables import as_dict, on_every_gpu, on_one_gpu, overview, unread_of
 from attnsel.pages.commands import WITHOUT_FLAG
 from attnsel.params import AttentionParams
@@ -34,11 +35,9 @@ from attnsel.params.options import KINDS
 from attnsel.plugins import load_plugins
 from attnsel.report.answer import newer_items
 from attnsel.report.document import Code, Document, Facts, Item, Items, Paragraph, Ref, Table, joined
+from attnsel.report.html import Map, Page, Tile, kernel_tone
 from attnsel.report.words import environment_words, params_words
 from attnsel.rules import REGISTRY
-
-if TYPE_CHECKING:
-    from attnsel.report.html import Page
 
 _GRID = Group("A grid of two fields", sort_key=0)
 _DEFAULT_GPU = "sm90"
@@ -178,8 +177,6 @@ def _features(question: Question, words: Sequence[str], kernels: Sequence[str], 
         return Document((*before, *told))
 
     def page() -> Page:
-        from attnsel.pages.can_i_use_page import matrix_page  # for --html alone
-
         what = ", ".join(feature.title for feature in asked) if words else "What runs"
         return matrix_page(found, f"{what} on {gpus[0] if len(gpus) == 1 else 'every GPU'}", before)
 
@@ -431,8 +428,6 @@ def _grid_document(grid: Grid) -> Document:
 
 def _grid_page(grid: Grid) -> Page:
     """The grid as a plane, and what its signs mean."""
-    from attnsel.report.html import Map, Page, Tile, kernel_tone  # for --html alone
-
     rows = []
     for label, row in zip(grid.down.labels, grid.cells, strict=True):
         tiles = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -31,7 +31,10 @@ from attnsel.cli.question import (
     told_of,
 )
 from attnsel.diagnose.compare import Answered, Side, compare_document, compared, standard_questions
+from attnsel.diagnose.compare_page import compare_page
 from attnsel.diagnose.models.document import call_words
+from attnsel.diagnose.models.page import layer_maps
+from attnsel.diagnose.models.plan import ModelPlan
 from attnsel.diagnose.models.source import layers_of
 from attnsel.diagnose.ranks.answer import read
 from attnsel.diagnose.ranks.document import nothing_found, ranks_document
@@ -39,11 +42,8 @@ from attnsel.diagnose.ranks.lines import UnreadLine, lines_of, read_line
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
+from attnsel.report.html import Page
 from attnsel.report.words import params_words
-
-if TYPE_CHECKING:
-    from attnsel.diagnose.models.plan import ModelPlan
-    from attnsel.report.html import Page
 
 _MOST_QUESTIONS = 20_000
 
@@ -134,9 +134,6 @@ def compare(
     found = compared(sides, answers)
 
     def page() -> Page:
-        from attnsel.diagnose.compare_page import compare_page  # for --html alone
-        from attnsel.diagnose.models.page import layer_maps
-
         named = zip(sides, plans, strict=False)
         maps = [one for (name, _), plan in named for one in layer_maps(plan, f"{name}: ", linked=False)]
         return compare_page(found, answers, maps)

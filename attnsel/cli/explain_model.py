@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnsel.base.records import stamped
 from attnsel.cli.form import PageForm
@@ -12,13 +12,11 @@ from attnsel.cli.output import FOUND, NO_BACKEND
 from attnsel.cli.question import Chooser, Question, read_object
 from attnsel.diagnose.models.calls import Layers
 from attnsel.diagnose.models.document import model_document
+from attnsel.diagnose.models.page import model_page
 from attnsel.diagnose.models.plan import Lengths, ModelPlan, planned
 from attnsel.diagnose.models.source import layers_of, preset
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from attnsel.report.html import Page
 
 _STATED = ("dtype", "deterministic", "cp_size", "cp_comm_type", "cuda_graph")
 """Fields of a call that a model does not decide."""
@@ -32,13 +30,11 @@ def explain_model(
     """Raises InvalidInput."""
     layers = layers_of(read_model(model))
     plan = plan_there(layers, question.where(), question, tp_size, chooser, image_size)
-
-    def page() -> Page:
-        from attnsel.diagnose.models.page import model_page  # for --html alone
-
-        return model_page(plan, lambda p, env: chooser.select(p, env, question.policy))
-
-    form.print(lambda: model_document(plan), lambda: stamped("model", plan.as_dict()), page=page)
+    form.print(
+        lambda: model_document(plan),
+        lambda: stamped("model", plan.as_dict()),
+        page=lambda: model_page(plan, lambda p, env: chooser.select(p, env, question.policy)),
+    )
     runs = [cell.selection.backend is not None for cell in plan.cells]
     return FOUND if all(runs) else NO_BACKEND
 

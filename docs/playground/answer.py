@@ -25,7 +25,7 @@ GRID = ("rows", "cols", "kernel")
 NOT_HERE = {
     **dict.fromkeys(("params", "env", "from-log", "cudnn-lib"), "reads a file"),
     "ask-library": "asks a libcudnn",
-    **dict.fromkeys(("json", "short", "markdown", "csv", "sources"), "is a form of output"),
+    **dict.fromkeys(("json", "short", "markdown", "html", "csv", "sources"), "is a form of output"),
     **dict.fromkeys(("help", "h", "version"), "is about the command"),
 }
 

@@ -1,4 +1,4 @@
-"""The pages of ``--html`` in a real browser: nothing is asked for, nothing is wrong, every reason is reached by keys.
+"""The pages of ``--html`` in a real browser: nothing is asked for, and every reason is reached by keys.
 
 Nightly (.ci/full): it needs a Chromium, and what npm brings.
 """
