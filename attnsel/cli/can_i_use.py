@@ -27,15 +27,14 @@ from attnsel.environment.read import Unread
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.pages.can_i_use import ANSWERS, GPUS, Stated, all_features, cells, find
-from attnsel.pages.can_i_use_page import matrix_page
-from attnsel.pages.can_i_use_tables import as_dict, on_every_gpu, on_one_gpu, overview, unread_of
+from attnsel.pages.can_i_use_tables import as_dict, on_every_gpu, on_one_gpu, overview, page_words, unread_of
 from attnsel.pages.commands import WITHOUT_FLAG
 from attnsel.params import AttentionParams
 from attnsel.params.options import KINDS
 from attnsel.plugins import load_plugins
 from attnsel.report.answer import newer_items
-from attnsel.report.document import Code, Document, Facts, Item, Items, Paragraph, Ref, Table, joined
-from attnsel.report.html import Map, Page, Tile, kernel_tone
+from attnsel.report.document import Code, Document, Facts, Item, Items, Paragraph, Ref, Table
+from attnsel.report.html import Page, Plane, Tile, tone
 from attnsel.report.words import environment_words, params_words
 from attnsel.rules import REGISTRY
 
@@ -178,7 +177,7 @@ def _features(question: Question, words: Sequence[str], kernels: Sequence[str], 
 
     def page() -> Page:
         what = ", ".join(feature.title for feature in asked) if words else "What runs"
-        return matrix_page(found, f"{what} on {gpus[0] if len(gpus) == 1 else 'every GPU'}", before)
+        return Page("features", page_words(found) | {"what": what, "before": before})
 
     form.print(document, lambda: as_dict(found), indent=None, page=page)
     return FOUND if any(cell.state in ANSWERS for cell in found) else NO_BACKEND
@@ -428,24 +427,25 @@ def _grid_document(grid: Grid) -> Document:
 
 def _grid_page(grid: Grid) -> Page:
     """The grid as a plane, and what its signs mean."""
-    rows = []
-    for label, row in zip(grid.down.labels, grid.cells, strict=True):
-        tiles = []
-        for column, cell in zip(grid.along.labels, row, strict=True):
-            where = f"{grid.down.field} {label}, {grid.along.field} {column}: {cell.text}"
-            why = cell.data.get("invalid") or joined(map(Ref, cell.data.get("codes", ())))
-            name = cell.data.get("dispatched", cell.data.get("backend"))
-            state = "yes" if cell.found else "never"
-            tone = f"state-{state}" if grid.kernel else kernel_tone(name)
-            tiles.append(Tile(cell.text, "invalid" if "invalid" in cell.data else tone, (where, why)))
-        rows.append((label, tuple(tiles)))
-    names = dict.fromkeys(tile.text.rstrip("+°!?≠ ") for _, tiles in rows for tile in tiles)
-    legend = () if grid.kernel else tuple((kernel_tone(n if n in CANDIDATES else None), n) for n in names)
-    title = f"{grid.kernel or 'What runs'} over {grid.down.field} and {grid.along.field}"
-    head = tuple((column, 1) for column in grid.along.labels)
-    plane = Map(title, head, tuple(rows), legend, (grid.down.field, grid.along.field))
-    facts, _, *rest = _grid_document(grid).blocks
-    return Page(title, title, (facts, plane, *rest))
+    down, along = grid.down, grid.along
+
+    def tile(row: str, column: str, cell: GridCell) -> Tile:
+        where = f"{down.field} {row}, {along.field} {column}: {cell.text}"
+        why = cell.data.get("invalid") or ", ".join(cell.data["codes"])
+        name = cell.data.get("dispatched", cell.data.get("backend"))
+        look = "invalid" if "invalid" in cell.data else tone(name)
+        state = "state-yes" if cell.found else "state-never"
+        return Tile(cell.text, state if grid.kernel else look, (where, *([why] if why else [])))
+
+    rows = tuple(
+        (row, tuple(tile(row, *pair) for pair in zip(along.labels, cells, strict=True)))
+        for row, cells in zip(down.labels, grid.cells, strict=True)
+    )
+    title = f"{grid.kernel or 'What runs'} over {down.field} and {along.field}"
+    blocks = _grid_document(grid).blocks
+    drawn = Plane(title, (down.field, along.field), along.labels, rows)
+    before = [block for block in blocks if isinstance(block, Facts)]
+    return Page("grid", {"drawn": drawn, "before": before, "after": blocks[len(before) + 1 :]})
 
 
 def _grid_legend(cells: Sequence[GridCell]) -> tuple[Item, ...]:

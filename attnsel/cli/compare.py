@@ -33,7 +33,6 @@ from attnsel.cli.question import (
 from attnsel.diagnose.compare import Answered, Side, compare_document, compared, standard_questions
 from attnsel.diagnose.compare_page import compare_page
 from attnsel.diagnose.models.document import call_words
-from attnsel.diagnose.models.page import layer_maps
 from attnsel.diagnose.models.plan import ModelPlan
 from attnsel.diagnose.models.source import layers_of
 from attnsel.diagnose.ranks.answer import read
@@ -42,7 +41,6 @@ from attnsel.diagnose.ranks.lines import UnreadLine, lines_of, read_line
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
-from attnsel.report.html import Page
 from attnsel.report.words import params_words
 
 _MOST_QUESTIONS = 20_000
@@ -133,12 +131,11 @@ def compare(
         ]
     found = compared(sides, answers)
 
-    def page() -> Page:
-        named = zip(sides, plans, strict=False)
-        maps = [one for (name, _), plan in named for one in layer_maps(plan, f"{name}: ", linked=False)]
-        return compare_page(found, answers, maps)
-
-    form.print(lambda: compare_document(found), lambda: stamped("compare", to_json(found)), page=page)
+    form.print(
+        lambda: compare_document(found),
+        lambda: stamped("compare", to_json(found)),
+        page=lambda: compare_page(found, answers, plans),
+    )
     return FOUND
 
 
