@@ -429,16 +429,17 @@ def _grid_page(grid: Grid) -> Page:
     """The grid as a plane, and what its signs mean."""
     down, along = grid.down, grid.along
 
-    def tile(row: str, column: str, cell: GridCell) -> Tile:
+    def tile(row: str, place: int, cell: GridCell) -> Tile:
+        column = along.labels[place]
         where = f"{down.field} {row}, {along.field} {column}: {cell.text}"
         why = cell.data.get("invalid") or ", ".join(cell.data["codes"])
         name = cell.data.get("dispatched", cell.data.get("backend"))
         look = "invalid" if "invalid" in cell.data else tone(name)
         state = "state-yes" if cell.found else "state-never"
-        return Tile(cell.text, state if grid.kernel else look, (where, *([why] if why else [])))
+        return Tile(cell.text, state if grid.kernel else look, (where, why), False, place)
 
     rows = tuple(
-        (row, tuple(tile(row, *pair) for pair in zip(along.labels, cells, strict=True)))
+        (row, tuple(tile(row, place, cell) for place, cell in enumerate(cells)))
         for row, cells in zip(down.labels, grid.cells, strict=True)
     )
     title = f"{grid.kernel or 'What runs'} over {down.field} and {along.field}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import Selection
@@ -77,24 +78,29 @@ def memory(selection: Selection, ask: Ask) -> Plot:
 
 
 def plane(selection: Selection, ask: Ask) -> Plane:
-    """Which kernel runs over head dimension and length, and what keeps this call's own from it."""
+    """Which kernel runs over head dimension and length, and what keeps this call's own from it; neighbours
+    with one answer are one tile."""
     p, own = selection.params, selection.taken
     lengths = sorted({p.max_seqlen_kv, *_LENGTHS})
+
+    def said(dim: int, length: int) -> tuple[bool, str, str, str]:
+        here = (dim, length) == (p.head_dim_qk, p.max_seqlen_kv)
+        answer = selection if here else _asked(selection, ask, length, dim)
+        if isinstance(answer, str):
+            return here, "invalid", "invalid", answer
+        name, why = answer.taken, ""
+        if own in CANDIDATES and name != own and answer.dispatched is None:
+            why = f"against {own}: {', '.join(answer.keeps_away(own))}"
+        return here, name or "nothing", tone(name), why
+
     rows = []
     for dim in sorted({p.head_dim_qk, *_HEAD_DIMS}):
-        tiles = []
-        for length in lengths:
-            where = f"head_dim {dim}, {short_length(length)} keys"
-            here = (dim, length) == (p.head_dim_qk, p.max_seqlen_kv)
-            answer = selection if here else _asked(selection, ask, length, dim)
-            if isinstance(answer, str):
-                tiles.append(Tile("invalid", "invalid", (where, answer)))
-                continue
-            name = answer.taken
-            tip: tuple[str, ...] = (where, f"{name or 'nothing'} runs")
-            if own in CANDIDATES and name != own and answer.dispatched is None:
-                tip = (*tip, f"against {own}: {', '.join(answer.keeps_away(own))}")
-            tiles.append(Tile(name or "nothing", tone(name), tip, here))
+        tiles: list[Tile] = []
+        for (here, name, look, why), among in groupby(lengths, key=lambda length: said(dim, length)):
+            ends = list(among)
+            keys = " to ".join(dict.fromkeys(map(short_length, (ends[0], ends[-1]))))
+            tip = (f"head_dim {dim}, {keys} keys: {name}", why)
+            tiles.append(Tile(name, look, tip, here, lengths.index(ends[0]), len(ends)))
         rows.append((str(dim), tuple(tiles)))
     who = "attnsel" if selection.dispatched is None else selection.dispatched.dispatcher
     caption = f"Which kernel {who} takes, over the head dimension and the length"

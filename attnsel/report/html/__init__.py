@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import resources
 from math import ceil, floor, log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,8 +63,13 @@ def to_html(page: Page, record: Any) -> str:
 def _templates() -> jinja2.Environment:
     import jinja2  # for a page alone
 
+    def source(name: str) -> str:
+        """A template without its indentation, which would be a third of a page."""
+        text = resources.files("attnsel.report.html").joinpath(name).read_text(encoding="utf-8")
+        return re.sub("(?m)^ +", "", text)
+
     made = jinja2.Environment(
-        loader=jinja2.PackageLoader("attnsel.report.html", "."),
+        loader=jinja2.FunctionLoader(source),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -100,18 +106,23 @@ def plain(part: Inline) -> str:
 
 
 class Tile(NamedTuple):
-    """A point of a plane: what is shown, its class, and what is said of it. ``here``: it was asked."""
+    """A part of a row of a plane: what is shown, its class, and what is said of it in lines. ``here``: it is
+    what was asked. ``at``, ``span``: its first column, and how many."""
 
     text: str
     tone: str
     tip: tuple[str, ...]
-    here: bool = False
+    here: bool
+    at: int
+    span: int = 1
 
     @property
     def parts(self) -> list[str]:
-        """The text in one line or, of a long one, in two."""
-        at = max(self.text.find("."), self.text.find(" ")) + 1 if len(self.text) > 9 else 0
-        return [self.text[:at], self.text[at:]] if at else [self.text]
+        """The text in short lines."""
+        lines, most = [""], 10 * self.span
+        for word in re.split(r"(?<=[. ])|(?<=[a-z])(?=[A-Z])", self.text):
+            lines += [word] if lines[-1] and len(lines[-1] + word) > most else [lines.pop() + word]
+        return lines
 
 
 class Plane(NamedTuple):
