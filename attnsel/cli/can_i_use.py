@@ -26,8 +26,9 @@ from attnsel.environment import COMPONENTS, Environment, describe_device
 from attnsel.environment.read import Unread
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
+from attnsel.pages import can_i_use_tables
 from attnsel.pages.can_i_use import ANSWERS, GPUS, Stated, all_features, cells, find
-from attnsel.pages.can_i_use_tables import as_dict, on_every_gpu, on_one_gpu, overview, page_words, unread_of
+from attnsel.pages.can_i_use_tables import as_dict, on_every_gpu, on_one_gpu, overview, unread_of
 from attnsel.pages.commands import WITHOUT_FLAG
 from attnsel.params import AttentionParams
 from attnsel.params.options import KINDS
@@ -177,7 +178,7 @@ def _features(question: Question, words: Sequence[str], kernels: Sequence[str], 
 
     def page() -> Page:
         what = ", ".join(feature.title for feature in asked) if words else "What runs"
-        return Page("features", page_words(found) | {"what": what, "before": before})
+        return Page("features", {"cells": found, "what": what, "before": before, "say": can_i_use_tables})
 
     form.print(document, lambda: as_dict(found), indent=None, page=page)
     return FOUND if any(cell.state in ANSWERS for cell in found) else NO_BACKEND

@@ -30,8 +30,14 @@ from attnsel.cli.question import (
     read_json,
     told_of,
 )
-from attnsel.diagnose.compare import Answered, Side, compare_document, compared, standard_questions
-from attnsel.diagnose.compare_page import compare_page
+from attnsel.diagnose.compare import (
+    Answered,
+    Side,
+    compare_document,
+    compare_page,
+    compared,
+    standard_questions,
+)
 from attnsel.diagnose.models.document import call_words
 from attnsel.diagnose.models.plan import ModelPlan
 from attnsel.diagnose.models.source import layers_of

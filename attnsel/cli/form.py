@@ -83,8 +83,17 @@ class Form:
         indent: int | None = 2,
         page: Callable[[], Page] | None = None,
     ) -> None:
-        """The answer on standard output, with colours only for a person. ``page``: it with pictures, for the
-        forms that have any."""
+        """The answer on standard output, with colours only for a person; and where it is asked for its page,
+        the document's own if None."""
+        file: Path | None = getattr(self, "html", None)
+        if file is not None:
+            from attnsel.report.html import page_of, to_html  # for this flag alone
+
+            html = to_html(page_of(document()) if page is None else page(), record())
+            if str(file) == "-":  # in what any standard output can say
+                print(html.encode("ascii", "xmlcharrefreplace").decode())
+                return
+            write_whole("--html", file, html)
         text = self.written(document, record, text_width(), indent)
         if self.json:
             print(text)
@@ -103,37 +112,14 @@ class PageForm(Form):
     html: Annotated[
         Path | None,
         Parameter(
-            name="--html",
             group=OUTPUT,
             allow_leading_hyphen=True,
-            help="also write the answer with pictures to this file, one page that needs no network; - prints "
-            "the page",
+            help="also write the answer as a page with pictures, which needs no network; - prints it",
         ),
     ] = None
 
-    @property
-    def _printed(self) -> bool:
-        return str(self.html) == "-"
-
     def require_one(self, **others: bool) -> None:
-        one_form(**others, markdown=self.markdown, json=self.json, html=self._printed)
-
-    def print(
-        self,
-        document: Callable[[], Document],
-        record: Callable[[], Any],
-        indent: int | None = 2,
-        page: Callable[[], Page] | None = None,
-    ) -> None:
-        if self.html is not None:
-            from attnsel.report.html import page_of, to_html  # for this flag alone
-
-            text = to_html(page_of(document()) if page is None else page(), record())
-            if self._printed:  # whatever standard output can say
-                print(text.encode("ascii", "xmlcharrefreplace").decode())
-                return
-            write_whole("--html", self.html, text)
-        super().print(document, record, indent)
+        one_form(**others, markdown=self.markdown, json=self.json, html=str(self.html) == "-")
 
 
 TEXT_AND_PAGE = PageForm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import product
@@ -12,6 +13,9 @@ from typing import Any, NamedTuple
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.rows import read_rows
 from attnsel.decision import Selection
+from attnsel.diagnose.models import document
+from attnsel.diagnose.models.page import layer_maps
+from attnsel.diagnose.models.plan import ModelPlan
 from attnsel.environment import Environment
 from attnsel.report.answer import warnings
 from attnsel.report.document import (
@@ -27,6 +31,7 @@ from attnsel.report.document import (
     Strong,
     joined,
 )
+from attnsel.report.html import Page
 from attnsel.report.words import environment_words
 from attnsel.rules import REGISTRY
 
@@ -265,6 +270,31 @@ def environment_facts(side: Side) -> Facts:
     device, *words = environment_words(side.environment)
     first = device if device.startswith(side.name) else f"{side.name}: {device}"
     return Facts(((first, *words), *warnings(side.environment)))
+
+
+def compare_page(
+    found: Comparison, answers: Sequence[Sequence[Answered]], plans: Sequence[ModelPlan] = ()
+) -> Page:
+    """``answers``: as they were compared. ``plans``: of a model, in each environment.
+
+    Questions that are answered alike everywhere are one row: their words, and for each environment what runs
+    and what keeps the reference's answer away.
+    """
+    names = [side.name for side in found.environments]
+    reference = names.index(found.reference)
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for question, asked in enumerate(zip(*answers, strict=True)):
+        wanted = outcome_of(asked[reference].selection)
+        here = [(one.selection, outcome_of(one.selection)) for one in asked]
+        key = tuple((what, keeps_away(one, wanted) if what != wanted else ()) for one, what in here)
+        alike.setdefault(key, []).append(question)
+    rows = [
+        ([" · ".join(words) for words in merged_words(_words(answers[0], questions))], key)
+        for key, questions in sorted(alike.items(), key=lambda one: len(set(one[0])) == 1)
+    ]
+    maps = [(name, plan, list(layer_maps(plan))) for name, plan in zip(names, plans, strict=False)]
+    told = {"found": found, "rows": rows, "reference": reference, "plans": maps, "model": document}
+    return Page("compare", told | {"say": sys.modules[__name__]})
 
 
 def verdict(found: Comparison) -> str:

@@ -281,21 +281,6 @@ def _span_words(cell: Cell, mode: Mode, span: Span) -> Inline:
     return joined(filter(None, (rules, *cost_words(cell, mode, span), *evidence)), " · ")
 
 
-def page_words(found: Sequence[Cell]) -> dict[str, Any]:
-    """What the template of a page reads: cells, their features by group, and what tells answers."""
-    features = dict.fromkeys(cell.feature for cell in found)
-    return {
-        "cells": found,
-        "groups": [(name, list(among)) for name, among in groupby(features, key=lambda each: each.group)],
-        "states": [(f"state-{state}", f"{look.mark} {look.means}") for state, look in LOOKS.items()],
-        "codes_at": lambda cell: dict.fromkeys(code for mode in cell.spans for code in cell.span(mode).codes),
-        "codes_of": codes_of,
-        "label": label,
-        "on_one_gpu": on_one_gpu,
-        "sentence": sentence,
-    }
-
-
 # ---- as JSON: docs/schemas/can-i-use-2.json -------------------------------------------------------------
 
 

@@ -44,7 +44,7 @@ _INTRODUCTION = (
     "# Three models, as pages",
     "",
     "What `--html` writes: a file that needs no network, with every layer and phase, every kernel and why it "
-    "runs or cannot, the ways to a faster one, and memory over length. The commands below made these pages; any "
-    "other model, GPU or release is asked the same way.",
+    "runs or cannot, the ways to a faster one, and memory over length. The commands below made these pages; "
+    "any other model, GPU or release is asked the same way.",
     "",
 )

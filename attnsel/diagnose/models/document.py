@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, groupby
+from itertools import groupby
 
 from attnsel.diagnose.models.calls import Call, Other, layer_count
 from attnsel.diagnose.models.other import thread_of
@@ -34,7 +34,13 @@ _FIXES = 3
 def model_document(plan: ModelPlan) -> Document:
     layers, lengths = plan.layers, plan.lengths
     blocks: list[Block] = [Paragraph(Strong(verdict(plan)))]
-    blocks += [facts_of(plan)] if plan.cells else []
+    if plan.cells:
+        first = plan.cells[0].selection
+        long = () if layers.assumed else (f"s{lengths.seqlen}",)
+        asked = [f"b{lengths.batch}", *long, first.params.dtype]
+        asked += [f"tensor parallel {plan.tp_size}"] if plan.tp_size > 1 else []
+        notes = (*warnings(first.environment), *presumed(first))
+        blocks.append(Facts((tuple(environment_words(first.environment)), tuple(asked), *notes)))
     blocks += [
         _of_call(call, cells, lengths) for call, cells in groupby(plan.cells, key=lambda cell: cell.call)
     ]
@@ -46,37 +52,13 @@ def model_document(plan: ModelPlan) -> Document:
         blocks.append(
             Paragraph(f"Keys and values of {lengths.seqlen} tokens{share}: {size(plan.kv_cache_bytes)}")
         )
-    return Document((*blocks, *fixes(plan)[:_FIXES], *notes(plan)))
-
-
-def facts_of(plan: ModelPlan) -> Facts:
-    """Where, and at which lengths."""
-    layers, lengths = plan.layers, plan.lengths
-    long = () if layers.assumed else (f"s{lengths.seqlen}",)
-    asked = [f"b{lengths.batch}", *long, *(cell.selection.params.dtype for cell in plan.cells[:1])]
-    asked += [f"tensor parallel {plan.tp_size}"] if plan.tp_size > 1 else []
-    told = [presumed(cell.selection) for cell in plan.cells[:1]]
-    where = plan.cells[0].selection.environment if plan.cells else plan.environment
-    return Facts((tuple(environment_words(where)), tuple(asked), *warnings(where), *chain(*told)))
-
-
-def fixes(plan: ModelPlan) -> list[Item]:
-    """The changes, the one that helps most layers first."""
-    return [
-        Item(
-            f"To run {fix.candidate} in {_layers(fix.layers)} ({', '.join(fix.phases)}): {fix.change}",
-            number=place,
-            below=(Paste(tuple(fix.paste.splitlines())),),
-        )
-        for place, fix in enumerate(plan.fixes, 1)
-    ]
-
-
-def notes(plan: ModelPlan) -> Iterator[Block]:
-    """What was assumed, what was not understood, and who read the configuration."""
-    yield from (Item(f"Assumed: {text}.", "!") for text in plan.layers.assumed)
-    yield from (Item(f"Not understood: {text}.", "!") for text in plan.layers.unread)
-    yield Paragraph(f"Read by {plan.layers.by}. Why a rule: attnsel rule CODE.")
+    for place, fix in enumerate(plan.fixes[:_FIXES], 1):
+        helps = f"To run {fix.candidate} in {_layers(fix.layers)} ({', '.join(fix.phases)}): {fix.change}"
+        blocks.append(Item(helps, number=place, below=(Paste(tuple(fix.paste.splitlines())),)))
+    blocks += [Item(f"Assumed: {text}.", "!") for text in layers.assumed]
+    blocks += [Item(f"Not understood: {text}.", "!") for text in layers.unread]
+    blocks.append(Paragraph(f"Read by {layers.by}. Why a rule: attnsel rule CODE."))
+    return Document(tuple(blocks))
 
 
 def verdict(plan: ModelPlan) -> str:

@@ -8,33 +8,18 @@ from typing import NamedTuple
 
 from attnsel.diagnose.models import document
 from attnsel.diagnose.models.calls import Call, Other
-from attnsel.diagnose.models.other import thread_of
 from attnsel.diagnose.models.plan import PHASES, Cell, ModelPlan, cache_bytes
 from attnsel.pages.pictures import Ask, drawn
 from attnsel.report.html import Line, Page, Plot
 from attnsel.report.words import short_length
 
-WORDS = {
-    "cache_bytes": cache_bytes,
-    "thread_of": thread_of,
-    **{name: getattr(document, name) for name in ("call_words", "facts_of", "other_words", "outcome")},
-}
-"""What templates about a model say with."""
-
 
 def model_page(plan: ModelPlan, ask: Ask) -> Page:
     """``ask``: the engine, for the pictures of each call."""
     by_call = groupby(plan.cells, key=lambda cell: cell.call)
-    named = {
-        "plan": plan,
-        "verdict_on": document.verdict,
-        "maps": list(layer_maps(plan)),
-        "kinds": [(call, [(cell, drawn(cell.selection, ask)) for cell in cells]) for call, cells in by_call],
-        "changes": document.fixes(plan),
-        "notes": list(document.notes(plan)),
-        "memory": cache_plot(plan),
-    }
-    return Page("model", WORDS | named)
+    kinds = [(call, [(cell, drawn(cell.selection, ask)) for cell in cells]) for call, cells in by_call]
+    told = {"plan": plan, "maps": list(layer_maps(plan)), "kinds": kinds, "memory": cache_plot(plan)}
+    return Page("model", told | {"among": document.model_document(plan).blocks, "model": document})
 
 
 class LayerMap(NamedTuple):
@@ -43,17 +28,6 @@ class LayerMap(NamedTuple):
     stack: str
     layers: int
     rows: list[tuple[str, list[tuple[int, Cell | Other | None]]]]
-
-    @property
-    def least(self) -> int:
-        """Of how many layers the narrowest part is."""
-        return min(span for _, runs in self.rows for span, _ in runs)
-
-    @property
-    def ticks(self) -> list[tuple[int, int]]:
-        """Some twelve layers, each with the number of those up to the next."""
-        step = max(1, self.layers // 12)
-        return [(first, min(step, self.layers - first)) for first in range(0, self.layers, step)]
 
 
 def layer_maps(plan: ModelPlan) -> Iterator[LayerMap]:

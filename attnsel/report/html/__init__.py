@@ -76,18 +76,14 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.policies["json.dumps_kwargs"] = {}  # keys in the order of the record
-    made.filters |= {"plain": plain, "shown": shown, "size": size, "spans": spans, "tone": tone}
-    made.filters |= {"kind": lambda part: type(part).__name__, "length_words": words.short_length}
-    made.filters["over_one"] = lambda text: (text, 1)  # of a map's head: a text over one column
-    made.globals |= {name: getattr(answer, name) for name in _OF_AN_ANSWER}
-    made.globals |= {"dispatch_blocks": short.dispatch_blocks, "params_words": words.params_words}
-    made.globals |= {"environment_words": words.environment_words}
+    made.globals |= {"answer": answer, "short": short, "words": words}
     made.globals |= {"CANDIDATES": CANDIDATES, "MARK": MARK, "RULES": REGISTRY.pages}
+    made.filters |= {"plain": plain, "shown": shown, "size": size, "spans": spans, "tone": tone}
+    made.filters |= {"kind": lambda part: type(part).__name__, "over_one": lambda text: (text, 1)}
     made.tests["web"] = lambda address: re.match("https?://", address) is not None
     return made
 
 
-_OF_AN_ANSWER = ("assumption_words", "facts", "runs_notes", "verdict", "way_item", "ways", "worth")
 _TONES = {"✔": "yes", "✖": "no", "?": "unknown", "!": "unknown", "◐": "yes", "▷": "unknown", "◁": "unknown"}
 
 
@@ -116,14 +112,6 @@ class Tile(NamedTuple):
     at: int
     span: int = 1
 
-    @property
-    def parts(self) -> list[str]:
-        """The text in short lines."""
-        lines, most = [""], 10 * self.span
-        for word in re.split(r"(?<=[. ])|(?<=[a-z])(?=[A-Z])", self.text):
-            lines += [word] if lines[-1] and len(lines[-1] + word) > most else [lines.pop() + word]
-        return lines
-
 
 class Plane(NamedTuple):
     """What is answered over two fields: their names, the values along the top, and a row for each other."""
@@ -132,17 +120,6 @@ class Plane(NamedTuple):
     axes: tuple[str, str]
     head: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Tile, ...]], ...]
-
-    @property
-    def wide(self) -> float:
-        """What a column takes in the drawing, whose letters are 6.5 wide."""
-        texts = [part for _, tiles in self.rows for tile in tiles for part in tile.parts]
-        return max(64.0, 10 + 6.5 * max(map(len, (*texts, *self.head))))
-
-    @property
-    def left(self) -> float:
-        """What the labels of its rows take."""
-        return max(88.0, 14 + 6.5 * max(len(label) for label, _ in self.rows))
 
 
 class Line(NamedTuple):
