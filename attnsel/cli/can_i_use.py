@@ -431,23 +431,20 @@ def _grid_page(grid: Grid) -> Page:
     down, along = grid.down, grid.along
 
     def tile(row: str, place: int, cell: GridCell) -> Tile:
-        column = along.labels[place]
-        where = f"{down.field} {row}, {along.field} {column}: {cell.text}"
-        why = cell.data.get("invalid") or ", ".join(cell.data["codes"])
+        where = f"{down.field} {row}, {along.field} {along.labels[place]}: {cell.text}"
         name = cell.data.get("dispatched", cell.data.get("backend"))
-        look = "invalid" if "invalid" in cell.data else tone(name)
-        state = "state-yes" if cell.found else "state-never"
-        return Tile(cell.text, state if grid.kernel else look, (where, why), False, place)
+        look = ("state-yes" if cell.found else "state-never") if grid.kernel else tone(name)
+        look = "invalid" if "invalid" in cell.data else look
+        why = cell.data.get("invalid") or ", ".join(cell.data["codes"])
+        return Tile(cell.text, look, (where, why), False, place)
 
-    rows = tuple(
-        (row, tuple(tile(row, place, cell) for place, cell in enumerate(cells)))
-        for row, cells in zip(down.labels, grid.cells, strict=True)
+    rows = zip(down.labels, grid.cells, strict=True)
+    tiles = tuple(
+        (row, tuple(tile(row, place, one) for place, one in enumerate(cells))) for row, cells in rows
     )
     title = f"{grid.kernel or 'What runs'} over {down.field} and {along.field}"
-    blocks = _grid_document(grid).blocks
-    drawn = Plane(title, (down.field, along.field), along.labels, rows)
-    before = [block for block in blocks if isinstance(block, Facts)]
-    return Page("grid", {"drawn": drawn, "before": before, "after": blocks[len(before) + 1 :]})
+    drawn = Plane(title, (down.field, along.field), along.labels, tiles)
+    return Page("grid", {"drawn": drawn, "among": _grid_document(grid).blocks})
 
 
 def _grid_legend(cells: Sequence[GridCell]) -> tuple[Item, ...]:

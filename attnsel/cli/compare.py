@@ -30,14 +30,7 @@ from attnsel.cli.question import (
     read_json,
     told_of,
 )
-from attnsel.diagnose.compare import (
-    Answered,
-    Side,
-    compare_document,
-    compare_page,
-    compared,
-    standard_questions,
-)
+from attnsel.diagnose.compare import Answered, Side, compare_document, compared, standard_questions
 from attnsel.diagnose.models.document import call_words
 from attnsel.diagnose.models.plan import ModelPlan
 from attnsel.diagnose.models.source import layers_of
@@ -136,11 +129,10 @@ def compare(
             [_answer(words, fields, env, question, chooser) for words, fields in asked] for _, env in sides
         ]
     found = compared(sides, answers)
-
     form.print(
         lambda: compare_document(found),
         lambda: stamped("compare", to_json(found)),
-        page=lambda: compare_page(found, answers, plans),
+        page=lambda: found.page(answers, plans),
     )
     return FOUND
 

@@ -189,7 +189,6 @@ def explain(
 
         library = ask(selection.params, selection.environment, cudnn_lib)
     shared = _plan(selection, gpus_per_node, link_gbs, network_gbs)
-
     more = (*(() if shared is None else shared.blocks()), *(() if library is None else (library.told(),)))
 
     def document() -> Document:
@@ -197,9 +196,11 @@ def explain(
         return Document((*answer.blocks, *more))
 
     def page() -> Page:
-        from attnsel.pages.pictures import call_page  # for --html alone
+        from attnsel.pages.pictures import drawn  # for --html alone
+        from attnsel.report.html import Page
 
-        return call_page(selection, lambda p, env: asked.select(p, env, question.policy), more)
+        pictures = drawn(selection, lambda p, env: asked.select(p, env, question.policy))
+        return Page("call", {"selection": selection, "drawn": pictures, "more": more})
 
     def record() -> dict[str, Any]:
         told = {"library": library, "context_parallel": shared}

@@ -105,6 +105,28 @@ class Comparison(NamedTuple):
     odd: Share | None
     changes: tuple[Change, ...]
 
+    def page(self, answers: Sequence[Sequence[Answered]], plans: Sequence[ModelPlan]) -> Page:
+        """``answers``: as they were compared. ``plans``: of a model, in each environment.
+
+        Questions that are answered alike everywhere are one row: their words, and for each environment what
+        runs and what keeps the reference's answer away.
+        """
+        names = [side.name for side in self.environments]
+        reference = names.index(self.reference)
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for question, asked in enumerate(zip(*answers, strict=True)):
+            wanted = outcome_of(asked[reference].selection)
+            here = [(one.selection, outcome_of(one.selection)) for one in asked]
+            key = tuple((what, keeps_away(one, wanted) if what != wanted else ()) for one, what in here)
+            alike.setdefault(key, []).append(question)
+        rows = [
+            ([" · ".join(words) for words in merged_words(_words(answers[0], questions))], key)
+            for key, questions in sorted(alike.items(), key=lambda one: len(set(one[0])) == 1)
+        ]
+        maps = [(name, plan, list(layer_maps(plan))) for name, plan in zip(names, plans, strict=False)]
+        told = {"found": self, "rows": rows, "reference": reference, "plans": maps, "model": document}
+        return Page("compare", told | {"say": sys.modules[__name__]})
+
 
 _Cause = tuple[Outcome, Outcome, tuple[Why, ...], tuple[Why, ...]]
 
@@ -270,31 +292,6 @@ def environment_facts(side: Side) -> Facts:
     device, *words = environment_words(side.environment)
     first = device if device.startswith(side.name) else f"{side.name}: {device}"
     return Facts(((first, *words), *warnings(side.environment)))
-
-
-def compare_page(
-    found: Comparison, answers: Sequence[Sequence[Answered]], plans: Sequence[ModelPlan] = ()
-) -> Page:
-    """``answers``: as they were compared. ``plans``: of a model, in each environment.
-
-    Questions that are answered alike everywhere are one row: their words, and for each environment what runs
-    and what keeps the reference's answer away.
-    """
-    names = [side.name for side in found.environments]
-    reference = names.index(found.reference)
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for question, asked in enumerate(zip(*answers, strict=True)):
-        wanted = outcome_of(asked[reference].selection)
-        here = [(one.selection, outcome_of(one.selection)) for one in asked]
-        key = tuple((what, keeps_away(one, wanted) if what != wanted else ()) for one, what in here)
-        alike.setdefault(key, []).append(question)
-    rows = [
-        ([" · ".join(words) for words in merged_words(_words(answers[0], questions))], key)
-        for key, questions in sorted(alike.items(), key=lambda one: len(set(one[0])) == 1)
-    ]
-    maps = [(name, plan, list(layer_maps(plan))) for name, plan in zip(names, plans, strict=False)]
-    told = {"found": found, "rows": rows, "reference": reference, "plans": maps, "model": document}
-    return Page("compare", told | {"say": sys.modules[__name__]})
 
 
 def verdict(found: Comparison) -> str:

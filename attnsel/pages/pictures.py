@@ -1,4 +1,4 @@
-"""One answer as a page, with what the engine says at other lengths and head dimensions."""
+"""What the engine says beside a question, at other lengths and head dimensions: pictures of a page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from attnsel.decision import Selection
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
-from attnsel.report.document import Block
-from attnsel.report.html import Line, Page, Plane, Plot, Tile, tone
+from attnsel.report.html import Line, Plane, Plot, Tile, tone
 from attnsel.report.words import short_length
 from attnsel.selection.evaluate import memory_parts, tensor_bytes
 
@@ -20,14 +19,9 @@ _HEAD_DIMS = (32, 64, 80, 96, 128, 192, 256, 512)
 _LENGTHS = tuple(1 << power for power in range(7, 18))
 
 
-def call_page(selection: Selection, ask: Ask, more: tuple[Block, ...] = ()) -> Page:
-    """``ask``: the engine, for the pictures; ``more``: what other flags add to the answer."""
-    return Page("call", {"selection": selection, "drawn": drawn(selection, ask), "more": more})
-
-
 def drawn(selection: Selection, ask: Ask) -> tuple[Plot, Plane] | None:
-    """Memory over length and the choice over head dimension and length; None of a call whose tensors are
-    stated, since they hold for these sizes alone."""
+    """Memory over length and the choice over head dimension and length, as ``ask``, the engine, says; None of
+    a call whose tensors are stated, since they hold for these sizes alone."""
     tensors = selection.params.tensors
     if any((tensors.q, tensors.k, tensors.v, tensors.mask)):
         return None
@@ -69,11 +63,10 @@ def memory(selection: Selection, ask: Ask) -> Plot:
     for name, found in points.items():
         alike.setdefault((tuple(found), ends.get(name, ())), []).append(name)
     lines = [Line(", ".join(names), tone(names[0]), *key) for key, names in alike.items()]
-    if lines:
-        lines.append(Line("the call's own tensors", "limit", tuple(tensors)))
     room = selection.environment.device.memory
-    if lines and room:
-        lines.append(Line("memory of the GPU", "limit", tuple((length, room) for length, _ in tensors)))
+    of_the_gpu = tuple((length, room) for length, _ in tensors if room)
+    limits = {"the call's own tensors": tuple(tensors), "memory of the GPU": of_the_gpu}
+    lines += [Line(name, "limit", among) for name, among in limits.items() if among]
     return Plot("Memory of each kernel beside the call's own tensors, over the length", tuple(lines))
 
 
@@ -102,6 +95,5 @@ def plane(selection: Selection, ask: Ask) -> Plane:
             tip = (f"head_dim {dim}, {keys} keys: {name}", why)
             tiles.append(Tile(name, look, tip, here, lengths.index(ends[0]), len(ends)))
         rows.append((str(dim), tuple(tiles)))
-    who = "attnsel" if selection.dispatched is None else selection.dispatched.dispatcher
-    caption = f"Which kernel {who} takes, over the head dimension and the length"
+    caption = "Which kernel is taken, over the head dimension and the length"
     return Plane(caption, ("head_dim", "length"), tuple(map(short_length, lengths)), tuple(rows))

@@ -219,12 +219,6 @@ def _why(dispatch: Dispatch, ours: str) -> str:
 
 def dispatched_document(selection: SelectionView, sources: bool = False) -> Document:
     """The whole answer of the other chooser, and attnsel's in short below it."""
-    theirs = dispatch_blocks(selection, sources)
-    return Document((*theirs, Paragraph("attnsel's own answer:"), _screen(selection)))
-
-
-def dispatch_blocks(selection: SelectionView, sources: bool = False) -> tuple[Block, ...]:
-    """The whole answer of the other chooser: what it takes, how it was asked, each kernel with reasons."""
     dispatch = selection.dispatched
     assert dispatch is not None
     offered = joined(Code(offer.name) for offer in dispatch.offers)
@@ -256,7 +250,7 @@ def dispatch_blocks(selection: SelectionView, sources: bool = False) -> tuple[Bl
         blocks.append(Paragraph(f"What {_NAMES[dispatch.dispatcher]} tells of it: {'; '.join(told)}."))
     if dispatch.notes:
         blocks.append(Items(tuple(Item(note, "·") for note in dispatch.notes)))
-    return tuple(blocks)
+    return Document((*blocks, Paragraph("attnsel's own answer:"), _screen(selection)))
 
 
 def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:

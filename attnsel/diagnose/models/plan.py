@@ -57,13 +57,6 @@ class Cell(NamedTuple):
         return chosen is not None and CANDIDATES[chosen.name].last_resort
 
     @property
-    def standing(self) -> Literal["best", "blocked", "slow", "nothing"]:
-        """How far what runs is from the best that is known."""
-        if self.selection.taken is None:
-            return "nothing"
-        return "slow" if self.slow else "best" if self.blocked is None else "blocked"
-
-    @property
     def blocked(self) -> tuple[str, str] | None:
         """The best kernel that would run before this one and the code of what keeps it away."""
         better = better_way(self.selection)
