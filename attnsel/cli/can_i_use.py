@@ -176,11 +176,8 @@ def _features(question: Question, words: Sequence[str], kernels: Sequence[str], 
         told = (section(each, [cell for cell in found if cell.feature is each]) for each in asked)
         return Document((*before, *told))
 
-    def page() -> Page:
-        what = ", ".join(feature.title for feature in asked) if words else "What runs"
-        return Page("features", {"cells": found, "what": what, "before": before, "say": can_i_use_tables})
-
-    form.print(document, lambda: as_dict(found), indent=None, page=page)
+    told = {"cells": found, "named": words, "before": before, "say": can_i_use_tables}
+    form.print(document, lambda: as_dict(found), indent=None, page=lambda: Page("features", told))
     return FOUND if any(cell.state in ANSWERS for cell in found) else NO_BACKEND
 
 
@@ -432,9 +429,8 @@ def _grid_page(grid: Grid) -> Page:
 
     def tile(row: str, place: int, cell: GridCell) -> Tile:
         where = f"{down.field} {row}, {along.field} {along.labels[place]}: {cell.text}"
-        name = cell.data.get("dispatched", cell.data.get("backend"))
+        name = "invalid" if "invalid" in cell.data else cell.data.get("dispatched", cell.data["backend"])
         look = ("state-yes" if cell.found else "state-never") if grid.kernel else tone(name)
-        look = "invalid" if "invalid" in cell.data else look
         why = cell.data.get("invalid") or ", ".join(cell.data["codes"])
         return Tile(cell.text, look, (where, why), False, place)
 

@@ -32,7 +32,6 @@ from attnsel.cli.question import (
 )
 from attnsel.diagnose.compare import Answered, Side, compare_document, compared, standard_questions
 from attnsel.diagnose.models.document import call_words
-from attnsel.diagnose.models.plan import ModelPlan
 from attnsel.diagnose.models.source import layers_of
 from attnsel.diagnose.ranks.answer import read
 from attnsel.diagnose.ranks.document import nothing_found, ranks_document
@@ -110,7 +109,6 @@ def compare(
     if tp_size is not None and model is None:
         raise InvalidInput("--tp-size", None, "says nothing without --model")
     chooser = asked_of(as_, switch)
-    plans: list[ModelPlan] = []
     if model is not None:
         layers, ranks = layers_of(read_model(model)), 1 if tp_size is None else tp_size
         plans = [plan_there(layers, env, question, ranks, chooser) for _, env in sides]
@@ -124,7 +122,7 @@ def compare(
         if not answers[0]:
             raise InvalidInput("--model", model, "holds no softmax attention: there is nothing to compare")
     else:
-        asked = list(_asked(question, questions))
+        asked, plans = list(_asked(question, questions)), []
         answers = [
             [_answer(words, fields, env, question, chooser) for words, fields in asked] for _, env in sides
         ]

@@ -83,8 +83,7 @@ class Form:
         indent: int | None = 2,
         page: Callable[[], Page] | None = None,
     ) -> None:
-        """The answer on standard output, with colours only for a person; and where it is asked for its page,
-        the document's own if None."""
+        """The answer on standard output, with colours only for a person. ``page``: with pictures."""
         file: Path | None = getattr(self, "html", None)
         if file is not None:
             from attnsel.report.html import page_of, to_html  # for this flag alone

@@ -106,11 +106,8 @@ class Comparison(NamedTuple):
     changes: tuple[Change, ...]
 
     def page(self, answers: Sequence[Sequence[Answered]], plans: Sequence[ModelPlan]) -> Page:
-        """``answers``: as they were compared. ``plans``: of a model, in each environment.
-
-        Questions that are answered alike everywhere are one row: their words, and for each environment what
-        runs and what keeps the reference's answer away.
-        """
+        """``answers``: as they were compared; those alike everywhere are a row, with what runs in each
+        environment and what keeps the reference's away. ``plans``: of a model, in each of them."""
         names = [side.name for side in self.environments]
         reference = names.index(self.reference)
         alike: dict[tuple[object, ...], list[int]] = {}

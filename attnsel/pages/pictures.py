@@ -80,7 +80,7 @@ def plane(selection: Selection, ask: Ask) -> Plane:
         here = (dim, length) == (p.head_dim_qk, p.max_seqlen_kv)
         answer = selection if here else _asked(selection, ask, length, dim)
         if isinstance(answer, str):
-            return here, "invalid", "invalid", answer
+            return here, "invalid", tone("invalid"), answer
         name, why = answer.taken, ""
         if own in CANDIDATES and name != own and answer.dispatched is None:
             why = f"against {own}: {', '.join(answer.keeps_away(own))}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from math import ceil, floor, log2
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from attnsel._version import __version__
 from attnsel.backends.registry import CANDIDATES
@@ -20,9 +20,6 @@ from attnsel.report.document import MARK, Document, Inline, Paragraph, Strong, s
 from attnsel.report.prose import spans
 from attnsel.rules import REGISTRY
 from attnsel.verdicts.requirements import size
-
-if TYPE_CHECKING:
-    import jinja2
 
 _CODE = re.compile(r"\b[A-Z]{2,}[0-9]{3}\b")
 _PART = re.compile(r'<section class="part" id="([^"]+)"[^>]*>\s*<h2[^>]*>(.*?)</h2>')
@@ -37,9 +34,9 @@ class Page(NamedTuple):
 
 def page_of(document: Document) -> Page:
     """The page of a report that has no pictures: its first sentence is the heading."""
-    first, *rest = document.blocks or (Paragraph(""),)
-    if isinstance(first, Paragraph) and isinstance(first.text, Strong):
-        return Page("document", {"said_first": first.text.text, "among": rest})
+    match document.blocks:
+        case (Paragraph(Strong(text)), *rest):
+            return Page("document", {"said_first": text, "among": rest})
     return Page("document", {"said_first": document.title or "What attnsel says", "among": document.blocks})
 
 
@@ -48,19 +45,20 @@ def to_html(page: Page, record: Any) -> str:
     templates = _templates()
     inner = templates.get_template(f"{page.template}.html").make_module(dict(page.named))
     body = str(inner)
-    return templates.get_template("page.html").render(
-        title=getattr(inner, "title"),  # noqa: B009 - a template's own
-        heading=getattr(inner, "heading"),  # noqa: B009
+    text: str = templates.get_template("page.html").render(
+        title=inner.title,
+        heading=inner.heading,
         body=body,
         parts=_PART.findall(body),
         rules=[REGISTRY.pages[code] for code in sorted({*_CODE.findall(body)} & REGISTRY.pages.keys())],
         record=record,
         version=__version__,
     )
+    return text
 
 
 @cache
-def _templates() -> jinja2.Environment:
+def _templates() -> Any:
     import jinja2  # for a page alone
 
     def source(name: str) -> str:
@@ -89,9 +87,8 @@ _TONES = {"✔": "yes", "✖": "no", "?": "unknown", "!": "unknown", "◐": "yes
 
 def tone(said: str | None) -> str:
     """The class of a sign, or of a kernel's colour."""
-    if said is None:
-        return "nothing"
-    return _TONES.get(said) or f"k k-{re.sub('[^a-z0-9]+', '-', said.lower())}"
+    name = said or "nothing"
+    return _TONES.get(name) or f"k k-{re.sub('[^a-z0-9]+', '-', name.lower())}"
 
 
 def plain(part: Inline) -> str:
