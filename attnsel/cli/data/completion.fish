@@ -190,7 +190,7 @@ complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l switch -r -d 
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l csv -d 'print a grid as CSV'
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l markdown -d 'print Markdown, for an issue'
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l json -d 'print JSON instead of text'
-complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l html -r -F -d 'also write the answer with pictures to this file, one page that needs no networ…'
+complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l html -r -F -d 'also write the answer as a page with pictures, which needs no network; - prints…'
 
 # Options for: check
 complete -c attnsel -n '__fish_attnsel_using_command check' -l help -d 'Display this message and exit.'
@@ -303,7 +303,7 @@ complete -c attnsel -n '__fish_attnsel_using_command compare' -l as -r -d 'what 
 complete -c attnsel -n '__fish_attnsel_using_command compare' -l switch -r -d 'with --as: something of the library'\''s that is set, as NAME=VALUE, such as NVTE_…'
 complete -c attnsel -n '__fish_attnsel_using_command compare' -l markdown -d 'print Markdown, for an issue'
 complete -c attnsel -n '__fish_attnsel_using_command compare' -l json -d 'print JSON instead of text'
-complete -c attnsel -n '__fish_attnsel_using_command compare' -l html -r -F -d 'also write the answer with pictures to this file, one page that needs no networ…'
+complete -c attnsel -n '__fish_attnsel_using_command compare' -l html -r -F -d 'also write the answer as a page with pictures, which needs no network; - prints…'
 
 # Options for: completion
 complete -c attnsel -n '__fish_attnsel_using_command completion' -l help -d 'Display this message and exit.'
@@ -427,7 +427,7 @@ complete -c attnsel -n '__fish_attnsel_using_command explain' -l out -r -F -d 'w
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l short -d 'one screen; of a log the verdicts'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l markdown -d 'print Markdown, for an issue'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l json -d 'print JSON instead of text'
-complete -c attnsel -n '__fish_attnsel_using_command explain' -l html -r -F -d 'also write the answer with pictures to this file, one page that needs no networ…'
+complete -c attnsel -n '__fish_attnsel_using_command explain' -l html -r -F -d 'also write the answer as a page with pictures, which needs no network; - prints…'
 # Options for: gpus
 complete -c attnsel -n '__fish_attnsel_using_command gpus' -l help -d 'Display this message and exit.'
 complete -c attnsel -n '__fish_attnsel_using_command gpus' -s h -d 'Display this message and exit.'

@@ -230,7 +230,7 @@ _cyclopts_attnsel() {
             '--short[one screen; of a log the verdicts]' \
             '--markdown[print Markdown, for an issue]' \
             '--json[print JSON instead of text]' \
-            '*--html[also write the answer with pictures to this file, one page that needs no networ…]:html:_files' \
+            '*--html[also write the answer as a page with pictures, which needs no network; - prints…]:html:_files' \
             '--help[Display this message and exit.]' \
             '-h[Display this message and exit.]' \
             '--version[Display application version.]'
@@ -415,7 +415,7 @@ _cyclopts_attnsel() {
             '--csv[print a grid as CSV]' \
             '--markdown[print Markdown, for an issue]' \
             '--json[print JSON instead of text]' \
-            '*--html[also write the answer with pictures to this file, one page that needs no networ…]:html:_files' \
+            '*--html[also write the answer as a page with pictures, which needs no network; - prints…]:html:_files' \
             '--help[Display this message and exit.]' \
             '-h[Display this message and exit.]' \
             '--version[Display application version.]'
@@ -604,7 +604,7 @@ _cyclopts_attnsel() {
             '*--switch[with --as\: something of the library'\''s that is set, as NAME=VALUE, such as NVTE_…]:switch' \
             '--markdown[print Markdown, for an issue]' \
             '--json[print JSON instead of text]' \
-            '*--html[also write the answer with pictures to this file, one page that needs no networ…]:html:_files' \
+            '*--html[also write the answer as a page with pictures, which needs no network; - prints…]:html:_files' \
             '--help[Display this message and exit.]' \
             '-h[Display this message and exit.]' \
             '--version[Display application version.]'
