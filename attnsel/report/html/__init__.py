@@ -44,17 +44,21 @@ def to_html(page: Page, record: Any) -> str:
     """``record``: the same answer as JSON, which the page holds too."""
     templates = _templates()
     inner = templates.get_template(f"{page.template}.html").make_module(dict(page.named))
-    body = str(inner)
-    text: str = templates.get_template("page.html").render(
+    text = body = str(inner)
+    named: set[str] = set()
+    while more := {*_CODE.findall(text)} & (REGISTRY.pages.keys() - named):  # sources name rules too
+        named |= more
+        text = " ".join(REGISTRY.pages[code].source for code in more)
+    whole: str = templates.get_template("page.html").render(
         title=inner.title,
         heading=inner.heading,
         body=body,
         parts=_PART.findall(body),
-        rules=[REGISTRY.pages[code] for code in sorted({*_CODE.findall(body)} & REGISTRY.pages.keys())],
+        rules=[REGISTRY.pages[code] for code in sorted(named)],
         record=record,
         version=__version__,
     )
-    return text
+    return whole
 
 
 @cache
