@@ -74,8 +74,8 @@ for (const map of $("[data-roving]")) {
       const [u, v, box] = middle(one);
       const along = (u - x) * way[0] + (v - y) * way[1];
       const aside = way[0] ? Math.max(0, box.top - y, y - box.bottom) : Math.max(0, box.left - x, x - box.right);
-      return { one, along, cost: along + 20 * aside };
-    }).filter(({ along }) => along > 1).sort((a, b) => a.cost - b.cost);
+      return { one, along: Math.round(along), aside };
+    }).filter(({ along, aside }) => along > 1 && (way[1] || !aside)).sort((a, b) => a.along - b.along || a.aside - b.aside);
     if (rated.length) rated[0].one.focus();
   });
 }
