@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from attnsel.context_parallel.plan import Plan
     from attnsel.decision import Selection
     from attnsel.params import AttentionParams
-    from attnsel.report.html import Page
 
 
 _OF_MEASURING = ("short", "sources", "measure", "budget", "out")
@@ -195,7 +194,7 @@ def explain(
         answer = short_document(selection) if short else report_document(selection, sources)
         return Document((*answer.blocks, *more))
 
-    def page() -> Page:
+    def page() -> Any:
         from attnsel.pages.pictures import drawn  # for --html alone
         from attnsel.report.html import Page
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -17,9 +17,6 @@ from attnsel.errors import InvalidInput
 from attnsel.report.document import Document
 from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
-
-if TYPE_CHECKING:
-    from attnsel.report.html import Page
 
 OUTPUT = Group("Output", sort_key=5)
 
@@ -81,9 +78,9 @@ class Form:
         document: Callable[[], Document],
         record: Callable[[], Any],
         indent: int | None = 2,
-        page: Callable[[], Page] | None = None,
+        page: Callable[[], Any] | None = None,
     ) -> None:
-        """The answer on standard output, with colours only for a person. ``page``: with pictures."""
+        """The answer on standard output, with colours only for a person. ``page``: an html.Page, of pictures."""
         file: Path | None = getattr(self, "html", None)
         if file is not None:
             from attnsel.report.html import page_of, to_html  # for this flag alone
