@@ -80,7 +80,7 @@ class Form:
         indent: int | None = 2,
         page: Callable[[], Any] | None = None,
     ) -> None:
-        """The answer on standard output, with colours only for a person. ``page``: an html.Page, of pictures."""
+        """The answer on standard output, with colours only for a person. ``page``: its html.Page."""
         file: Path | None = getattr(self, "html", None)
         if file is not None:
             from attnsel.report.html import page_of, to_html  # for this flag alone

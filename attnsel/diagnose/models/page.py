@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import NamedTuple
 
 from attnsel.diagnose.models import document
 from attnsel.diagnose.models.calls import Call, Other
@@ -22,15 +21,12 @@ def model_page(plan: ModelPlan, ask: Ask) -> Page:
     return Page("model", told | {"among": document.model_document(plan).blocks, "model": document})
 
 
-class LayerMap(NamedTuple):
-    """The layers of one stack: for each phase, neighbours of one kind as their number and what they are."""
-
-    stack: str
-    layers: int
-    rows: list[tuple[str, list[tuple[int, Cell | Other | None]]]]
+Run = tuple[int, Cell | Other | None]
+"""Neighbouring layers of one kind: how many, and what they do in one phase."""
 
 
-def layer_maps(plan: ModelPlan) -> Iterator[LayerMap]:
+def layer_maps(plan: ModelPlan) -> Iterator[tuple[str, int, list[tuple[str, list[Run]]]]]:
+    """Each stack with the number of its layers, and for each phase these layers."""
     every: list[Call | Other] = [*plan.layers.calls, *plan.layers.other]
     for stack in dict.fromkeys(one.stack for one in every):
         count = 1 + max(layer for one in every if one.stack == stack for layer in one.layers)
@@ -49,7 +45,7 @@ def layer_maps(plan: ModelPlan) -> Iterator[LayerMap]:
         for label, among in rows or [("any phase", {})]:
             kinds = groupby(range(count), key=lambda layer: among.get(layer, others.get(layer)))
             runs.append((label, [(len(list(layers)), kind) for kind, layers in kinds]))
-        yield LayerMap(stack, count, runs)
+        yield stack, count, runs
 
 
 def cache_plot(plan: ModelPlan) -> Plot:

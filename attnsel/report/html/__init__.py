@@ -49,7 +49,7 @@ def to_html(page: Page, record: Any) -> str:
     while more := {*_CODE.findall(text)} & (REGISTRY.pages.keys() - named):  # sources name rules too
         named |= more
         text = " ".join(REGISTRY.pages[code].source for code in more)
-    whole: str = templates.get_template("page.html").render(
+    made: str = templates.get_template("page.html").render(
         title=inner.title,
         heading=inner.heading,
         body=body,
@@ -58,7 +58,7 @@ def to_html(page: Page, record: Any) -> str:
         record=record,
         version=__version__,
     )
-    return whole
+    return made
 
 
 @cache
