@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-pytest.importorskip("tomllib", reason="axe comes with what the site is built with, Python 3.11 or newer")
+pytest.importorskip("tomllib", reason="the site is built with Python 3.11 or newer")
 
 import playground_browser as browser
 from attnsel import cli
