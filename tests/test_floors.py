@@ -31,6 +31,7 @@ LATE = {
     "attnsel.cli",
     "attnsel.cli.explain",
     "attnsel.cli.explain_measure",
+    "attnsel.cli.form",
     "attnsel.cli.known",
     "attnsel.cli.program",
     "attnsel.cli.question",

@@ -19,7 +19,7 @@ import attnsel
 from paths import ROOT
 
 FOLDERS = {"attnsel": "attnsel", "rules": "attnsel/rules", "backends": "attnsel/backends"}
-INSTALLED = (".py", ".typed", ".c", ".csv", ".bash", ".zsh", ".fish")
+INSTALLED = (".py", ".typed", ".c", ".csv", ".bash", ".zsh", ".fish", ".html", ".css", ".js")
 # Imports what attnsel prove starts; the folder that holds the package is its first word.
 SUITE_STANDS_ALONE = """
 import sys, pathlib, importlib

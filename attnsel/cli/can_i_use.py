@@ -18,7 +18,7 @@ from attnsel.base.model import invalid_input
 from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.base.suggestions import candidate_suggestion
 from attnsel.cli.flags import ALIASES, FLAGS, SHORTHANDS, plain_type, read_count
-from attnsel.cli.form import OUTPUT, TEXT, Form, yes_or_no
+from attnsel.cli.form import OUTPUT, TEXT_AND_PAGE, PageForm, yes_or_no
 from attnsel.cli.output import FOUND, NO_BACKEND, complain, watched
 from attnsel.cli.question import As, Chooser, Question, SwitchFlag, asked_of, asks, with_recipe
 from attnsel.decision import Selection
@@ -26,6 +26,7 @@ from attnsel.environment import COMPONENTS, Environment, describe_device
 from attnsel.environment.read import Unread
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
+from attnsel.pages import can_i_use_tables
 from attnsel.pages.can_i_use import ANSWERS, GPUS, Stated, all_features, cells, find
 from attnsel.pages.can_i_use_tables import as_dict, on_every_gpu, on_one_gpu, overview, unread_of
 from attnsel.pages.commands import WITHOUT_FLAG
@@ -34,6 +35,7 @@ from attnsel.params.options import KINDS
 from attnsel.plugins import load_plugins
 from attnsel.report.answer import newer_items
 from attnsel.report.document import Code, Document, Facts, Item, Items, Paragraph, Ref, Table
+from attnsel.report.html import Page, Plane, Tile, tone
 from attnsel.report.words import environment_words, params_words
 from attnsel.rules import REGISTRY
 
@@ -73,7 +75,7 @@ def can_i_use(
     as_: As = None,
     switch: SwitchFlag = None,
     csv: Annotated[bool, yes_or_no("print a grid as CSV", group=OUTPUT)] = False,
-    form: Form = TEXT,
+    form: PageForm = TEXT_AND_PAGE,
 ) -> int:
     """Which kernels have a feature, on which GPUs, and from which release on; or what runs over a grid.
 
@@ -129,6 +131,8 @@ def can_i_use(
         raise InvalidInput("--cols", cols, f"makes {size} cells with --rows; at most {MOST_CELLS}")
     grid = _grid(question, down, along, None if kernel is None else kernels[0], asked)
     if csv:
+        if form.html is not None:
+            raise InvalidInput("--html", str(form.html), "cannot go with --csv: one form at a time")
         for newer in grid.unread:
             complain(str(newer))
         writer = csv_format.writer(sys.stdout, lineterminator="\n")
@@ -136,7 +140,8 @@ def can_i_use(
         for label, row in zip(down.labels, grid.cells, strict=True):
             writer.writerow([label, *(cell.text for cell in row)])
     else:
-        form.print(lambda: _grid_document(grid), lambda: stamped("grid", to_json(grid)), indent=None)
+        record = lambda: stamped("grid", to_json(grid))  # noqa: E731
+        form.print(lambda: _grid_document(grid), record, indent=None, page=lambda: _grid_page(grid))
     return FOUND if any(cell.found for row in grid.cells for cell in row) else NO_BACKEND
 
 
@@ -153,7 +158,7 @@ def _kernels(names: str | None) -> tuple[str, ...]:
 # ---- features ------------------------------------------------------------------------------------------
 
 
-def _features(question: Question, words: Sequence[str], kernels: Sequence[str], form: Form) -> int:
+def _features(question: Question, words: Sequence[str], kernels: Sequence[str], form: PageForm) -> int:
     """Features over kernels and all GPUs, or on the one that is stated."""
     gpu, stated = _stated(question)
     asked = find(words) if words else tuple(all_features().values())
@@ -163,9 +168,10 @@ def _features(question: Question, words: Sequence[str], kernels: Sequence[str], 
     total = len(asked) * len(kernels) * len(gpus)
     found = watched("asking", cells(asked, kernels, gpus, stated), total)
 
+    newer = Items(newer_items(unread_of(found)))
+    before = (newer,) if newer.items else ()
+
     def document() -> Document:
-        newer = Items(newer_items(unread_of(found)))
-        before = (newer,) if newer.items else ()
         if not words:
             hint = ("One of them, on every GPU: ", Code("attnsel can-i-use softcap"))
             return Document((*before, overview(found, stated), Paragraph(hint)))
@@ -173,7 +179,8 @@ def _features(question: Question, words: Sequence[str], kernels: Sequence[str], 
         told = (section(each, [cell for cell in found if cell.feature is each]) for each in asked)
         return Document((*before, *told))
 
-    form.print(document, lambda: as_dict(found), indent=None)
+    told = {"cells": found, "named": words, "before": before, "say": can_i_use_tables}
+    form.print(document, lambda: as_dict(found), indent=None, page=lambda: Page("features", told))
     return FOUND if any(cell.state in ANSWERS for cell in found) else NO_BACKEND
 
 
@@ -417,6 +424,26 @@ def _grid_document(grid: Grid) -> Document:
     facts = Facts((*lines, *newer_items(grid.unread)))
     blocks = (facts, table, Items(legend))
     return Document(tuple(block for block in blocks if block[0]))
+
+
+def _grid_page(grid: Grid) -> Page:
+    """The grid as a plane, and what its signs mean."""
+    down, along = grid.down, grid.along
+
+    def tile(row: str, place: int, cell: GridCell) -> Tile:
+        where = f"{down.field} {row}, {along.field} {along.labels[place]}: {cell.text}"
+        name = "invalid" if "invalid" in cell.data else cell.data.get("dispatched", cell.data["backend"])
+        look = ("state-yes" if cell.found else "state-never") if grid.kernel else tone(name)
+        why = cell.data.get("invalid") or ", ".join(cell.data["codes"])
+        return Tile(cell.text, look, (where, why), False, place)
+
+    rows = zip(down.labels, grid.cells, strict=True)
+    tiles = tuple(
+        (row, tuple(tile(row, place, one) for place, one in enumerate(cells))) for row, cells in rows
+    )
+    title = f"{grid.kernel or 'What runs'} over {down.field} and {along.field}"
+    drawn = Plane(title, (down.field, along.field), along.labels, tiles)
+    return Page("grid", {"drawn": drawn, "among": _grid_document(grid).blocks})
 
 
 def _grid_legend(cells: Sequence[GridCell]) -> tuple[Item, ...]:

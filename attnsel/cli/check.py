@@ -11,11 +11,10 @@ from xml.etree import ElementTree
 
 from cyclopts import Parameter
 
-from attnsel.base.files import replace_whole
 from attnsel.base.records import stamped, to_json
 from attnsel.cli.compare import read_questions
 from attnsel.cli.explain_model import read_model
-from attnsel.cli.form import TEXT, Form, yes_or_no
+from attnsel.cli.form import TEXT, Form, write_whole, yes_or_no
 from attnsel.cli.output import CHECK_FAILED, FOUND
 from attnsel.cli.question import environment_of, read_json
 from attnsel.diagnose.baseline import (
@@ -90,13 +89,13 @@ def check(
     text = json.dumps(held)
     if update:
         text = written_anew(held, baseline, now)
-        _write(file, text)
+        write_whole("FILE", file, text)
         baseline = read_baseline(json.loads(text), name)
     else:
         text = file.read_text(encoding="utf-8-sig") if file.is_file() else text
     found = failures(baseline, now, line_finder(text))
     if junit is not None:
-        _write(junit, junit_xml(name, now, found))
+        write_whole("--junit", junit, junit_xml(name, now, found))
     form.print(
         lambda: check_document(name, len(now), found, update),
         lambda: stamped(
@@ -177,16 +176,6 @@ def _now(baseline: Baseline, file: Path) -> list[Held]:
         return held_now(baseline, environments, models)
     except InvalidInput as error:
         raise within(str(file), error) from None
-
-
-def _write(file: Path, text: str) -> None:
-    """All of it or nothing. Raises InvalidInput."""
-    target = os.path.realpath(file)
-    folder, name = os.path.split(target)
-    try:
-        replace_whole(target, text.encode(), os.path.join(folder, f".{name}.{os.getpid()}"))
-    except OSError as error:
-        raise InvalidInput("FILE", str(file), f"cannot be written: {error.strerror or error}") from None
 
 
 # ---- for a CI ----------------------------------------------------------------------------------------

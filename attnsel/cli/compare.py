@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from attnsel.base.records import stamped, to_json
 from attnsel.cli.explain_model import plan_there, read_model
 from attnsel.cli.flags import THE_CALL
-from attnsel.cli.form import TEXT, Form
+from attnsel.cli.form import TEXT_AND_PAGE, Form, PageForm
 from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, NO_BACKEND, bar, complain
 from attnsel.cli.question import (
     As,
@@ -66,7 +66,7 @@ def compare(
     ] = None,
     as_: As = None,
     switch: SwitchFlag = None,
-    form: Form = TEXT,
+    form: PageForm = TEXT_AND_PAGE,
 ) -> int:
     """Which answers change from one machine to another, and the codes that change them.
 
@@ -123,12 +123,16 @@ def compare(
         if not answers[0]:
             raise InvalidInput("--model", model, "holds no softmax attention: there is nothing to compare")
     else:
-        asked = list(_asked(question, questions))
+        asked, plans = list(_asked(question, questions)), []
         answers = [
             [_answer(words, fields, env, question, chooser) for words, fields in asked] for _, env in sides
         ]
     found = compared(sides, answers)
-    form.print(lambda: compare_document(found), lambda: stamped("compare", to_json(found)))
+    form.print(
+        lambda: compare_document(found),
+        lambda: stamped("compare", to_json(found)),
+        page=lambda: found.page(answers, plans),
+    )
     return FOUND
 
 

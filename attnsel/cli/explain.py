@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from attnsel.cli.flags import THE_CALL, THE_MACHINE, CudnnLib
-from attnsel.cli.form import OUTPUT, TEXT, Form, yes_or_no
+from attnsel.cli.form import OUTPUT, TEXT_AND_PAGE, PageForm, yes_or_no
 from attnsel.cli.output import FOUND, NO_BACKEND, complain
 from attnsel.cli.question import As, Question, SwitchFlag, asked_of, asks
 from attnsel.errors import InvalidInput
@@ -95,7 +95,7 @@ def explain(
         ),
     ] = None,
     short: Annotated[bool, yes_or_no("one screen; of a log the verdicts", group=OUTPUT)] = False,
-    form: Form = TEXT,
+    form: PageForm = TEXT_AND_PAGE,
 ) -> int:
     """Which attention kernel runs this call, why each of the others cannot, and how to get it.
 
@@ -188,17 +188,24 @@ def explain(
 
         library = ask(selection.params, selection.environment, cudnn_lib)
     shared = _plan(selection, gpus_per_node, link_gbs, network_gbs)
+    more = (*(() if shared is None else shared.blocks()), *(() if library is None else (library.told(),)))
 
     def document() -> Document:
         answer = short_document(selection) if short else report_document(selection, sources)
-        plan = () if shared is None else shared.blocks()
-        return Document((*answer.blocks, *plan, *(() if library is None else (library.told(),))))
+        return Document((*answer.blocks, *more))
+
+    def page() -> Any:
+        from attnsel.pages.pictures import drawn  # for --html alone
+        from attnsel.report.html import Page
+
+        pictures = drawn(selection, lambda p, env: asked.select(p, env, question.policy))
+        return Page("call", {"selection": selection, "drawn": pictures, "more": more})
 
     def record() -> dict[str, Any]:
         told = {"library": library, "context_parallel": shared}
         return selection.as_dict() | {name: part.as_dict() for name, part in told.items() if part is not None}
 
-    form.print(document, record)
+    form.print(document, record, page=page)
     return NO_BACKEND if selection.backend is None else FOUND
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from attnsel.base.records import stamped
-from attnsel.cli.form import Form
+from attnsel.cli.form import PageForm
 from attnsel.cli.output import FOUND, NO_BACKEND
 from attnsel.cli.question import Chooser, Question, read_object
 from attnsel.diagnose.models.calls import Layers
 from attnsel.diagnose.models.document import model_document
+from attnsel.diagnose.models.page import model_page
 from attnsel.diagnose.models.plan import Lengths, ModelPlan, planned
 from attnsel.diagnose.models.source import layers_of, preset
 from attnsel.environment import Environment
@@ -24,12 +25,16 @@ _LENGTHS = ("batch_size", "max_seqlen_q", "max_seqlen_kv")
 
 
 def explain_model(
-    model: str, question: Question, tp_size: int, image_size: int | None, chooser: Chooser, form: Form
+    model: str, question: Question, tp_size: int, image_size: int | None, chooser: Chooser, form: PageForm
 ) -> int:
     """Raises InvalidInput."""
     layers = layers_of(read_model(model))
     plan = plan_there(layers, question.where(), question, tp_size, chooser, image_size)
-    form.print(lambda: model_document(plan), lambda: stamped("model", plan.as_dict()))
+    form.print(
+        lambda: model_document(plan),
+        lambda: stamped("model", plan.as_dict()),
+        page=lambda: model_page(plan, lambda p, env: chooser.select(p, env, question.policy)),
+    )
     runs = [cell.kernel is not None for cell in plan.cells]
     return FOUND if all(runs) else NO_BACKEND
 

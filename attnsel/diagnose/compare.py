@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import product
@@ -12,6 +13,9 @@ from typing import Any, NamedTuple
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.rows import read_rows
 from attnsel.decision import Selection
+from attnsel.diagnose.models import document
+from attnsel.diagnose.models.page import layer_maps
+from attnsel.diagnose.models.plan import ModelPlan
 from attnsel.environment import Environment
 from attnsel.report.answer import warnings
 from attnsel.report.document import (
@@ -27,6 +31,7 @@ from attnsel.report.document import (
     Strong,
     joined,
 )
+from attnsel.report.html import Page
 from attnsel.report.words import environment_words
 from attnsel.rules import REGISTRY
 
@@ -99,6 +104,25 @@ class Comparison(NamedTuple):
     changed: tuple[Share, ...]
     odd: Share | None
     changes: tuple[Change, ...]
+
+    def page(self, answers: Sequence[Sequence[Answered]], plans: Sequence[ModelPlan]) -> Page:
+        """``answers``: as they were compared; those alike everywhere are a row, with what runs in each
+        environment and what keeps the reference's away. ``plans``: of a model, in each of them."""
+        names = [side.name for side in self.environments]
+        reference = names.index(self.reference)
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for question, asked in enumerate(zip(*answers, strict=True)):
+            wanted = outcome_of(asked[reference].selection)
+            here = [(one.selection, outcome_of(one.selection)) for one in asked]
+            key = tuple((what, keeps_away(one, wanted) if what != wanted else ()) for one, what in here)
+            alike.setdefault(key, []).append(question)
+        rows = [
+            ([" · ".join(words) for words in merged_words(_words(answers[0], questions))], key)
+            for key, questions in sorted(alike.items(), key=lambda one: len(set(one[0])) == 1)
+        ]
+        maps = [(name, plan, list(layer_maps(plan))) for name, plan in zip(names, plans, strict=False)]
+        told = {"found": self, "rows": rows, "reference": reference, "plans": maps, "model": document}
+        return Page("compare", told | {"say": sys.modules[__name__]})
 
 
 _Cause = tuple[Outcome, Outcome, tuple[Why, ...], tuple[Why, ...]]
@@ -249,13 +273,9 @@ def standard_questions() -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
 
 
 def compare_document(found: Comparison) -> Document:
-    blocks: list[Block] = [Paragraph(Strong(verdict(found)))]
-    for name, env in found.environments:
-        device, *words = environment_words(env)
-        first = device if device.startswith(name) else f"{name}: {device}"
-        blocks.append(Facts(((first, *words), *warnings(env))))
+    blocks: list[Block] = [Paragraph(Strong(verdict(found))), *map(environment_facts, found.environments)]
     shown = found.changes[:_MOST]
-    items = [_item(change, found) for change in shown]
+    items = [change_item(change, found) for change in shown]
     if len(found.changes) > _MOST:
         items.append(Item(f"and {len(found.changes) - _MOST} more: --json has them all"))
     told = {why.code: why.text for one in shown for why in (*one.kept_away_before, *one.keeps_away_now)}
@@ -263,6 +283,12 @@ def compare_document(found: Comparison) -> Document:
     blocks += [Items(tuple(items))] if items else []
     blocks += [Items(rules), Paragraph("More of a rule: attnsel rule CODE.")] if rules else []
     return Document(tuple(blocks))
+
+
+def environment_facts(side: Side) -> Facts:
+    device, *words = environment_words(side.environment)
+    first = device if device.startswith(side.name) else f"{side.name}: {device}"
+    return Facts(((first, *words), *warnings(side.environment)))
 
 
 def verdict(found: Comparison) -> str:
@@ -283,12 +309,12 @@ def verdict(found: Comparison) -> str:
     return f"{found.odd.name} is the odd one out: alone in {found.odd.questions} of {many}. {text}"
 
 
-def _item(change: Change, found: Comparison) -> Item:
+def change_item(change: Change, found: Comparison) -> Item:
     where = f"{', '.join(change.environments)}: " if len(found.environments) > 2 else ""
     count = f"{len(change.questions)} questions" if len(change.questions) > 1 else "1 question"
     if change.layers:
         count += f", {change.layers} layers" if change.layers > 1 else ", 1 layer"
-    head: Inline = (where, *_outcome(change.before), " → ", *_outcome(change.now), f": {count}")
+    head: Inline = (where, *outcome_words(change.before), " → ", *outcome_words(change.now), f": {count}")
     same = change.before.kernel == change.now.kernel
     told: list[Inline] = []
     for when, kernel, reasons in (
@@ -302,7 +328,7 @@ def _item(change: Change, found: Comparison) -> Item:
     return Item(head, below=tuple(below))
 
 
-def _outcome(outcome: Outcome) -> tuple[Inline, ...]:
+def outcome_words(outcome: Outcome) -> tuple[Inline, ...]:
     if outcome.kernel is None:
         return ("nothing",)
     more = [*outcome.adaptations, *outcome.known_bugs]

@@ -450,14 +450,14 @@ def ways(selection: SelectionView) -> Iterator[Item]:
         for way in found:
             first, *others = alike[way.change, way.paste]
             if way is first:  # a change that opens several kernels is told once
-                yield _way(way, others, label, selection)
+                yield way_item(way, others, label, selection)
                 label = "or"
     if elsewhere:
         text = joined(((names(found), f" {which}") for which, found in elsewhere.items()), "; ")
         yield Item(text, label="On another GPU")
 
 
-def _way(way: Unlock, others: Sequence[Unlock], label: Inline, selection: SelectionView) -> Item:
+def way_item(way: Unlock, others: Sequence[Unlock], label: Inline, selection: SelectionView) -> Item:
     """A change, what to paste for it, why it is this software, and what else it opens."""
     install = way.install
     place = "would be first" if way.rank == 1 else f"would be number {way.rank}"

@@ -92,6 +92,13 @@ class SelectionView:
         return f"<Selection backend={self.backend!r} on {self.environment.device.name}{bugs}>"
 
     @property
+    def taken(self) -> str | None:
+        """What runs: the choice, or that of the other chooser, in its own name, where one was asked."""
+        if self.dispatched is None:
+            return self.backend
+        return None if self.dispatched.chosen is None else self.dispatched.chosen.name
+
+    @property
     def known_bugs(self) -> tuple[Reason, ...]:
         """Known bugs that touch the choice in this very call: those that the policy allows."""
         policy = self.policy

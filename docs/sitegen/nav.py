@@ -18,6 +18,7 @@ SECTIONS = (
     ("Explanation", "explanation/"),
     ("Rules", "rules/index.md"),
     ("Can I use it?", "can-i-use/index.md"),
+    ("Three models", "model-pages/index.md"),
     ("Playground", "playground/index.html"),
     ("Project", ("contributing.md", "security.md", "changelog.md")),
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 from sitegen import (
     can_i_use,
     markdown,
+    model_pages,
     playground,
     reference_cli,
     reference_environment,
@@ -49,6 +50,7 @@ MADE_FROM = {
     "docs/schemas": "reference/schemas.md",
     "docs/playground": "playground/index.html",
     "docs/sitegen/can_i_use.py": "can-i-use/index.md",
+    "docs/sitegen/model_pages.py": "model-pages/index.md",
 }
 
 
@@ -77,6 +79,7 @@ def generators(linked: bool = True) -> dict[str, Generator]:
         "playground": playground.files,
         "can_i_use": partial(can_i_use.files, playground=linked),
         "rules": partial(rules.files, playground=linked),
+        "model_pages": model_pages.files,
         "reference_cli": reference_cli.files,
         "reference_environment": reference_environment.files,
         "reference_messages": reference_messages.files,

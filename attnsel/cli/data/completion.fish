@@ -5,7 +5,7 @@
 function __fish_attnsel_using_command
     set -l cmd (commandline -opc)
     set -l subcommands
-    set -l options_with_values '--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --figures --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --image-size --jobs --junit --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --questions --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --upgrade --window-size'
+    set -l options_with_values '--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --figures --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --html --image-size --jobs --junit --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --questions --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --upgrade --window-size'
     set -l all_commands 'can-i-use check compare completion doctor explain gpus prove replay rule rules run watch'
     set -l skip_next 0
     # Extract command words (only real subcommand names) from command line
@@ -45,7 +45,7 @@ end
 function __fish_attnsel_positional_index
     set -l cmd (commandline -opc)
     set -l path_len $argv[1]
-    set -l options_with_values '--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --figures --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --image-size --jobs --junit --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --questions --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --upgrade --window-size'
+    set -l options_with_values '--adapt --alibi-slopes-shape --allow --allow-known-bugs --as --attention-dropout --attn-mask-type --backend --batch --batch-size --budget --candidate --causal --cols --core-attention-bias-shape --core-attention-bias-type --cp-comm-type --cp-size --cuda --cudnn --cudnn-frontend --cudnn-lib --deny --device --dropout --dtype --env --evidence --family --figures --flash-attn --flash-attn-3 --flash-attn-4 --fp8-recipe --from-log --gpu --gpus-per-node --head-dim --head-dim-qk --head-dim-v --heads --html --image-size --jobs --junit --kernel --kind --kv-cache --kv-heads --layout --link-gbs --mask --mask-dtype --max-seqlen-kv --max-seqlen-q --memory-limit --misaligned --missing --model --network-gbs --num-attention-heads --num-gqa-groups --num-heads --num-key-value-heads --num-kv-heads --only --out --output --page-size --params --platform --python --qkv-layout --questions --rows --seq-len --seqlen --seqlen-kv --seqlen-q --sliding-window --softcap --softmax-type --stride --switch --tensor-rank --torch --torch-flash --tp-size --transformer-engine --triton --upgrade --window-size'
     set -l skip_next 0
     set -l consumed_path 0
     set -l count 0
@@ -190,6 +190,7 @@ complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l switch -r -d 
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l csv -d 'print a grid as CSV'
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l markdown -d 'print Markdown, for an issue'
 complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l json -d 'print JSON instead of text'
+complete -c attnsel -n '__fish_attnsel_using_command can-i-use' -l html -r -F -d 'also write the answer as a page with pictures, which needs no network; - prints…'
 
 # Options for: check
 complete -c attnsel -n '__fish_attnsel_using_command check' -l help -d 'Display this message and exit.'
@@ -302,6 +303,7 @@ complete -c attnsel -n '__fish_attnsel_using_command compare' -l as -r -d 'what 
 complete -c attnsel -n '__fish_attnsel_using_command compare' -l switch -r -d 'with --as: something of the library'\''s that is set, as NAME=VALUE, such as NVTE_…'
 complete -c attnsel -n '__fish_attnsel_using_command compare' -l markdown -d 'print Markdown, for an issue'
 complete -c attnsel -n '__fish_attnsel_using_command compare' -l json -d 'print JSON instead of text'
+complete -c attnsel -n '__fish_attnsel_using_command compare' -l html -r -F -d 'also write the answer as a page with pictures, which needs no network; - prints…'
 
 # Options for: completion
 complete -c attnsel -n '__fish_attnsel_using_command completion' -l help -d 'Display this message and exit.'
@@ -425,6 +427,7 @@ complete -c attnsel -n '__fish_attnsel_using_command explain' -l out -r -F -d 'w
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l short -d 'one screen; of a log the verdicts'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l markdown -d 'print Markdown, for an issue'
 complete -c attnsel -n '__fish_attnsel_using_command explain' -l json -d 'print JSON instead of text'
+complete -c attnsel -n '__fish_attnsel_using_command explain' -l html -r -F -d 'also write the answer as a page with pictures, which needs no network; - prints…'
 # Options for: gpus
 complete -c attnsel -n '__fish_attnsel_using_command gpus' -l help -d 'Display this message and exit.'
 complete -c attnsel -n '__fish_attnsel_using_command gpus' -s h -d 'Display this message and exit.'

@@ -119,6 +119,11 @@ _cyclopts_attnsel() {
               _files
               return
               ;;
+            --html=*)
+              compset -P '--html='
+              _files
+              return
+              ;;
           esac
           _arguments \
             '*--params[JSON of AttentionParams, of an earlier --json, or what TransformerEngine prints…]:params:_files' \
@@ -225,6 +230,7 @@ _cyclopts_attnsel() {
             '--short[one screen; of a log the verdicts]' \
             '--markdown[print Markdown, for an issue]' \
             '--json[print JSON instead of text]' \
+            '*--html[also write the answer as a page with pictures, which needs no network; - prints…]:html:_files' \
             '--help[Display this message and exit.]' \
             '-h[Display this message and exit.]' \
             '--version[Display application version.]'
@@ -304,6 +310,11 @@ _cyclopts_attnsel() {
               ;;
             --env=*)
               compset -P '--env='
+              _files
+              return
+              ;;
+            --html=*)
+              compset -P '--html='
               _files
               return
               ;;
@@ -404,6 +415,7 @@ _cyclopts_attnsel() {
             '--csv[print a grid as CSV]' \
             '--markdown[print Markdown, for an issue]' \
             '--json[print JSON instead of text]' \
+            '*--html[also write the answer as a page with pictures, which needs no network; - prints…]:html:_files' \
             '--help[Display this message and exit.]' \
             '-h[Display this message and exit.]' \
             '--version[Display application version.]'
@@ -488,6 +500,11 @@ _cyclopts_attnsel() {
               ;;
             --questions=*)
               compset -P '--questions='
+              _files
+              return
+              ;;
+            --html=*)
+              compset -P '--html='
               _files
               return
               ;;
@@ -587,6 +604,7 @@ _cyclopts_attnsel() {
             '*--switch[with --as\: something of the library'\''s that is set, as NAME=VALUE, such as NVTE_…]:switch' \
             '--markdown[print Markdown, for an issue]' \
             '--json[print JSON instead of text]' \
+            '*--html[also write the answer as a page with pictures, which needs no network; - prints…]:html:_files' \
             '--help[Display this message and exit.]' \
             '-h[Display this message and exit.]' \
             '--version[Display application version.]'

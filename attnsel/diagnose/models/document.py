@@ -45,7 +45,7 @@ def model_document(plan: ModelPlan) -> Document:
         _of_call(call, cells, lengths) for call, cells in groupby(plan.cells, key=lambda cell: cell.call)
     ]
     if layers.other:
-        rows = tuple((each.kind, (_other(each),)) for each in layers.other)
+        rows = tuple((each.kind, (other_words(each),)) for each in layers.other)
         blocks.append(Screen((Paragraph(Strong("Layers that are no softmax attention")), Fields(rows))))
     if plan.kv_cache_bytes:
         share = " of one rank" if plan.tp_size > 1 else ""
@@ -90,7 +90,7 @@ def _of_call(call: Call, cells: Iterable[Cell], lengths: Lengths) -> Screen:
     """A kind of attention: a line for each outcome, under its phases."""
     outcomes: dict[Inline, list[str]] = {}
     for cell in cells:
-        outcomes.setdefault(_outcome(cell, cache_bytes(cell, lengths)), []).append(cell.phase)
+        outcomes.setdefault(outcome(cell, cache_bytes(cell, lengths)), []).append(cell.phase)
     rows = tuple((", ".join(phases), (text,)) for text, phases in outcomes.items())
     heading = Paragraph(Strong(f"{_layers(len(call.layers))}: {call_words(call)}"))
     but = f' but "{call.reaches}"' if call.reaches else ""
@@ -104,7 +104,7 @@ def _of_call(call: Call, cells: Iterable[Cell], lengths: Lengths) -> Screen:
     return Screen((heading, Fields((*rows, *told))))
 
 
-def _outcome(cell: Cell, cache: int) -> Inline:
+def outcome(cell: Cell, cache: int) -> Inline:
     parts: list[Inline]
     blocked, name = cell.blocked, cell.kernel
     if name is None:
@@ -157,7 +157,7 @@ def _words(call: Call) -> Iterator[str]:
         yield f"{call.calls_per_layer} times a layer"
 
 
-def _other(other: Other) -> str:
+def other_words(other: Other) -> str:
     text = f"{_layers(len(other.layers))}, {other.stack}"
     if other.package:
         more = f" ({other.thread})" if other.thread else ""

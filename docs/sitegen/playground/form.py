@@ -17,7 +17,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.cli.can_i_use import can_i_use
 from attnsel.cli.explain import explain
 from attnsel.cli.flags import FLAGS, SHORTHANDS
-from attnsel.cli.form import Form
+from attnsel.cli.form import PageForm
 from attnsel.diagnose.models.source import presets
 from attnsel.dispatchers import DISPATCHERS
 from attnsel.environment.gpus import catalogue
@@ -80,9 +80,9 @@ def fields(left_out: Iterable[str]) -> list[Field]:
 
 def _flags(command: Callable[..., int]) -> Iterator[inspect.Parameter]:
     """What a command's flags are made of, those of its form among them."""
-    forms = typing.get_type_hints(Form, include_extras=True).items()
+    forms = typing.get_type_hints(PageForm, include_extras=True).items()
     for parameter in inspect.signature(command).parameters.values():
-        if parameter.annotation in (Form, "Form"):
+        if parameter.annotation in (PageForm, "PageForm"):
             yield from (parameter.replace(name=name, annotation=kind) for name, kind in forms)
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             yield parameter

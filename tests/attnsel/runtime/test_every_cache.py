@@ -104,6 +104,8 @@ BOUNDED_BY_WHAT_IS_ASKED = {
     "attnsel.diagnose.models.source.presets": "rows of one file",
     "attnsel.diagnose.models.table._families": "rows of one file",
     "attnsel.diagnose.models.written_out._does": "rows of one file",
+    "attnsel.diagnose.logs.message._shared": "rows of one file",
+    "attnsel.diagnose.logs.message.elsewhere": "rows of one file",
     "attnsel.diagnose.logs.vocabulary._by_word": "rows of the files of messages",
     "attnsel.diagnose.logs.vocabulary._going_on": "rows of the files of messages",
     "attnsel.diagnose.logs.vocabulary.gate": "it takes no argument",
