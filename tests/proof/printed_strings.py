@@ -262,6 +262,7 @@ def _ways(library: str, row: Mapping[str, str]) -> Iterator[tuple[str, str, str,
     """How a row's text is printed: by each of the ways and functions, six at most."""
     reads = (one for one in sources() if one.library == library and one.reasons)
     reasons = next((one.reasons for one in reads if re.search(one.files, row["file"])), "")
+    reasons = reasons.replace("\\n", "\n")  # a cell is one line
     both = product(row["how"].split("; "), row["function"].split("; "))
     return ((row["text"], how, row["file"], function, reasons) for how, function in islice(both, 6))
 

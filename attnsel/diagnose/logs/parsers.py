@@ -271,8 +271,8 @@ def tensors(match: re.Match[str]) -> Facts:
 
 def operator(match: re.Match[str]) -> Facts | None:
     """An operator, and what the reasons below it mean; None without any: pages take the indents away."""
-    told = (line.strip() for line in match.string.splitlines()[1:])
-    if not (reasons := [line for line in told if line and not line.startswith("HINT")]):
+    told = [line.strip() for line in match.string.splitlines()[1:] if line.strip()]
+    if not (reasons := [line for line in told if not line.startswith("HINT")] or told):
         return None
     name, meant = match["operator"], [_meaning("image_models", "xformers", line) for line in reasons]
     return {
