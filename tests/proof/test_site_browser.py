@@ -12,6 +12,7 @@ import time
 import pytest
 
 pytest.importorskip("tomllib", reason="the site is built with Python 3.11 or newer")
+pytest.importorskip("griffe", reason="the site is built with: griffe")
 
 import axe
 import playground_browser as browser

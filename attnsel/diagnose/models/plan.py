@@ -153,7 +153,7 @@ class ModelPlan(NamedTuple):
         return tuple(sorted(found, key=lambda fix: -fix.layers * len(fix.phases)))
 
     def as_dict(self) -> dict[str, Any]:
-        """As docs/schemas/model-1.json has it."""
+        """As docs/schemas/model-2.json has it."""
         return {
             "model_type": self.layers.model_type,
             "read_by": self.layers.by,

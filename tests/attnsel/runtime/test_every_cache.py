@@ -128,6 +128,7 @@ BOUNDED_BY_WHAT_IS_ASKED = {
     "attnsel.environment.releases._bundled": "it takes no argument",
     "attnsel.environment.releases.torch_builds": "it takes no argument",
     "attnsel.environment.wheels.on_pypi": "it takes no argument",
+    "attnsel.report.html._templates": "it takes no argument",
     "attnsel.report.prose._patterns": "it takes no argument",
     "attnsel.pages.can_i_use.all_features": "it takes no argument",
 }

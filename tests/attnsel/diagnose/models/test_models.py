@@ -128,7 +128,7 @@ def test_a_bad_config_is_one_clear_error(text, said, tmp_path, capsys) -> None:
 def test_the_answer_as_json(capsys) -> None:
     assert main(["explain", "--model", "gpt-oss-20b", "--gpu", "T4", "--tp-size", "8", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["schema"] == "attnsel.model/1"
+    assert said["schema"] == "attnsel.model/2"
     windows = {(call["phase"], call["window"]): call for call in said["calls"]}
     assert windows["decode", 128]["params"]["num_gqa_groups"] == 1
     assert windows["prefill", 128]["sinks"]
