@@ -45,9 +45,9 @@ PAGES = ("README.md", "docs/README.md", "docs/*/*.md", "examples/README.md")
 PIPED = r"(?:echo '(?P<input>[^']*)' \| )?"
 OWN = re.compile(rf"(?m){PIPED}(?<![\w/.-])(?P<words>attnsel (?:{'|'.join(COMMANDS)})(?= |$)[^;`|\n]*)")
 INSTALLS = re.compile(r"(?<![\w-])((?:python -m )?pip install [^;`#()\n]*)")
-ARGUMENT = re.compile(r"-|[A-Z]+\d{3}|--?[\w-]+(=\S+)?|sm\d+|[\w-]+\.(py|json|txt|jsonl)|\d\S*")
+ARGUMENT = re.compile(r"-|[A-Z]+\d{3}|--?[\w-]+(=\S+)?|sm\d+|[\w-]+\.(py|json|txt|jsonl|html)|\d\S*")
 YES_OR_NO = {
-    *("--json", "--short", "--markdown", "--html", "--csv", "--help", "--help-all"),
+    *("--json", "--short", "--markdown", "--csv", "--help", "--help-all"),
     *("--time", "--memory", "--measure", "--ranges", "--ask-library", "--sdpa", "--transformers"),
 }
 YES_OR_NO |= {name for flag in (*SHORTHANDS, *FLAGS) if flag.negative for name in (flag.name, flag.negative)}
@@ -57,13 +57,14 @@ OF_A_PROGRAM = ("run", "watch", "replay", "prove")
 TO_FILL_IN = re.compile(r"\b(PROGRAM|FILE|FOLDER|NAME|REQUEST)\b|\.(py|jsonl?|txt|log|csv)\b|\{|\$|/( |$)|…")
 MADE_BY_ITS_READER = re.compile("ACME001|CUDNN245")  # rules that a page lets its reader write
 TORCH_ALONE = "needs PyTorch, which is not installed here"
-QUOTED = re.compile(r"\$ |---|> |.*\b(error|known): ")  # what was typed, and what other programs say
+QUOTED = re.compile(r"\$ |---|> |.*\b(error|known|note): ")  # what was typed, and what other programs say
 SECONDS = 60  # that one command may take
 JOBS = 2
 # Flags of pip's, and whether a value follows.
 PIP_FLAGS = {"--index-url": True, "--target": True, "--group": True, "-e": True, "-r": True}
 NO_NAME = re.compile(
-    r"(it|the|a|of|and|or|with|where|from|for|on|before|beside|builds|does|silences|takes|which|then|what)"
+    r"(it|the|a|of|and|or|with|without|where|in|from|for|on|before|beside|brings|builds|compiles|does|silences|takes|"
+    r"which|then|what)"
 )
 
 
