@@ -330,7 +330,7 @@ def _identity(finding: Finding) -> str:
     return f"{finding.library}|{finding.kind}|{finding.text}|{finding.candidates}|{facts}"
 
 
-FIRST_TEXTS, LAST_TEXTS = 8000, 4000
+FIRST_TEXTS, LAST_TEXTS = 5000, 2500
 """So many different texts are read from a log's beginning and end: what repeats costs nothing, and each of
 these some 0.4 ms."""
 
