@@ -140,8 +140,12 @@ def can_i_use(
         for label, row in zip(down.labels, grid.cells, strict=True):
             writer.writerow([label, *(cell.text for cell in row)])
     else:
-        record = lambda: stamped("grid", to_json(grid))  # noqa: E731
-        form.print(lambda: _grid_document(grid), record, indent=None, page=lambda: _grid_page(grid))
+        form.print(
+            lambda: _grid_document(grid),
+            lambda: stamped("grid", to_json(grid)),
+            indent=None,
+            page=lambda: _grid_page(grid),
+        )
     return FOUND if any(cell.found for row in grid.cells for cell in row) else NO_BACKEND
 
 

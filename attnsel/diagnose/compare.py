@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import product
@@ -122,7 +121,8 @@ class Comparison(NamedTuple):
         ]
         maps = [(name, plan, list(layer_maps(plan))) for name, plan in zip(names, plans, strict=False)]
         told = {"found": self, "rows": rows, "reference": reference, "plans": maps, "model": document}
-        return Page("compare", told | {"say": sys.modules[__name__]})
+        told |= {"verdict": verdict(self), "facts": [*map(environment_facts, self.environments)]}
+        return Page("compare", told | {"change_item": change_item, "outcome_words": outcome_words})
 
 
 _Cause = tuple[Outcome, Outcome, tuple[Why, ...], tuple[Why, ...]]

@@ -30,7 +30,8 @@ _T = TypeVar("_T")
 GPU = "H100"  # where nothing says which, so that rules can be asked at all; no answer rests on it
 _WITH_TORCH = ("cuda", "cudnn", "triton")  # what a release of torch brings
 
-_MATTER = "dtype qkv_layout batch_size num_heads max_seqlen_q head_dim_qk attn_mask_type is_training"
+_MATTER: tuple[str, ...] = ("dtype", "qkv_layout", "batch_size", "num_heads", "max_seqlen_q")
+_MATTER += ("head_dim_qk", "attn_mask_type", "is_training")
 """What a rule nearly always reads: named where it was taken for granted."""
 
 
@@ -158,7 +159,7 @@ def _assumed(
     for name, value in supposed.items():
         if name not in said and name != "gpu" and name in (*AttentionParams.model_fields, *COMPONENTS):
             yield f"{name} {short(getattr(p, name, value), str)}, as its message needs"
-    for name in _MATTER.split():
+    for name in _MATTER:
         if name not in said and name not in supposed:
             yield f"{name} {short(getattr(p, name), str)}"
 

@@ -61,7 +61,6 @@ def cache_plot(plan: ModelPlan) -> Plot:
         sums = (sum(line.points[place][1] for line in lines) for place in range(len(lengths)))
         lines.append(Line("all of them", "k k-all", tuple(zip(lengths, sums, strict=True))))
     room = plan.environment.device.memory
-    lines += (
-        [Line("memory of the GPU", "limit", tuple((at, room) for at in lengths))] if lines and room else []
-    )
+    if lines and room:
+        lines.append(Line("memory of the GPU", "limit", tuple((at, room) for at in lengths)))
     return Plot(f"Keys and values of a batch of {plan.lengths.batch}, over the length", tuple(lines))

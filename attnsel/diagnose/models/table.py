@@ -365,12 +365,10 @@ class _Reader:
     def chunk(self) -> int | None:
         """Tokens that see each other alone: of a text, or the patches of a window of an image, whose sides
         are whole merged patches (transformers 5.23.0, get_window_index of Qwen2.5-VL's vision tower)."""
+        if "square" in self.says:
+            return (self.count("window_size") or 0) ** 2
         if "grid" not in self.says:
-            return (
-                (self.count("window_size") or 0) ** 2
-                if "square" in self.says
-                else self.count("attention_chunk_size")
-            )
+            return self.count("attention_chunk_size")
         window, patch = self.count("window_size"), self.count("patch_size")
         merge = self.count("spatial_merge_size") or 1
         if not window or not patch:
@@ -411,8 +409,8 @@ class _Reader:
     def window(self, kind: str, causal: bool) -> int | None:
         """Keys beside a token's own that it sees on one side; None no bound. ``sides`` names a field of both
         sides together; ``reach`` one that counts the keys beside."""
-        windowed = ("sliding_attention", "hybrid_sliding", *(["full_attention"] * ("windowed" in self.says)))
-        if kind not in windowed:
+        every = kind == "full_attention" and "windowed" in self.says
+        if not every and kind not in ("sliding_attention", "hybrid_sliding"):
             return None
         sides, reach = (self.says.get(name) for name in ("sides", "reach"))
         size = self.count(sides) if sides else self.count(*self.names("window"))

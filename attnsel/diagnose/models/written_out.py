@@ -36,7 +36,7 @@ class Scores(NamedTuple):
 
 
 @cache
-def _does() -> dict[str, str]:
+def _roles() -> dict[str, str]:
     return {row["function"]: row["role"] for row in read_rows("attnsel.diagnose.models", "operators")}
 
 
@@ -54,9 +54,9 @@ def followed(
     if not isinstance(out, Tensor) or not given:
         return
     name = str(getattr(function, "__name__", "")).strip("_")
-    does = _does().get(name, "")
+    role = _roles().get(name, "")
     scores = next((each for tensor in given if (each := getattr(tensor, "attnsel_scores", None))), None)
-    if does == "product" and len(given) > 1:
+    if role == "product" and len(given) > 1:
         left, right = _factors(args, given[-2:])
         if scores is not None and scores.over:
             found(scores, right if getattr(given[-2], "attnsel_scores", None) is scores else left)
@@ -70,10 +70,10 @@ def followed(
         return
     number = next((each for each in args if isinstance(each, (int, float)) and each), None)
     if scores is None:
-        _marked(does, given, number if "div" not in name or number is None else 1 / number, out, causal)
+        _marked(role, given, number if "div" not in name or number is None else 1 / number, out, causal)
         return
     others = [each for each in given if getattr(each, "attnsel_scores", None) is not scores]
-    if does == "times" and not scores.over and all(each.numel() == 1 for each in others):
+    if role == "times" and not scores.over and all(each.numel() == 1 for each in others):
         by = None if others or number is None else 1 / number if "div" in name else number
         if scores.softcap == 1.0 and by is not None:
             scores = scores._replace(softcap=by)
@@ -88,20 +88,20 @@ def followed(
         out.attnsel_scores = scores  # type: ignore[attr-defined]
 
 
-def _marked(does: str, given: list[Tensor], by: float | None, out: Any, causal: Any) -> None:
+def _marked(role: str, given: list[Tensor], by: float | None, out: Any, causal: Any) -> None:
     """What is known of a tensor that holds no scores: its factor, and the mask that it is."""
     factor = getattr(given[0], "attnsel_factor", 1.0)
-    if does == "times" and len(given) == 1 and by is not None and factor is not None:
+    if role == "times" and len(given) == 1 and by is not None and factor is not None:
         out.attnsel_factor = factor * by
-    elif does == "keeps":
+    elif role == "keeps":
         out.attnsel_factor = factor
-    elif does == "times" and min(each.numel() for each in given) == 1:
+    elif role == "times" and min(each.numel() for each in given) == 1:
         out.attnsel_factor = None
     seen = next((each.attnsel_seen for each in given if hasattr(each, "attnsel_seen")), None)
-    if does == "triangle" and out.dim() > 1 and min(out.shape[-2:]) > 1:
+    if role == "triangle" and out.dim() > 1 and min(out.shape[-2:]) > 1:
         seen = seen or causal
-    if seen is not None and does:
-        out.attnsel_seen = seen if does == "keeps" else seen._replace(unknown=True)
+    if seen is not None and role:
+        out.attnsel_seen = seen if role == "keeps" else seen._replace(unknown=True)
 
 
 def _factors(args: tuple[Any, ...], given: list[Tensor]) -> tuple[Tensor, Tensor]:

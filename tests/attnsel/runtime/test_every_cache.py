@@ -103,7 +103,7 @@ BOUNDED_BY_WHAT_IS_ASKED = {
     "attnsel.diagnose.models.other._kinds": "rows of one file",
     "attnsel.diagnose.models.source.presets": "rows of one file",
     "attnsel.diagnose.models.table._families": "rows of one file",
-    "attnsel.diagnose.models.written_out._does": "rows of one file",
+    "attnsel.diagnose.models.written_out._roles": "rows of one file",
     "attnsel.diagnose.logs.message._shared": "rows of one file",
     "attnsel.diagnose.logs.message.elsewhere": "rows of one file",
     "attnsel.diagnose.logs.vocabulary._by_word": "rows of the files of messages",
