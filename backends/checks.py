@@ -189,6 +189,12 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def raise_if_transformed() -> None:
+    """What a call that was bound for plain tensors raises inside a transform."""
+    if is_transformed():
+        raise RuntimeError("this call was bound for plain tensors: no transform sees through it")
+
+
 def made_current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """``torch.cuda.device``, which takes microseconds, where another one is current."""
     if device.type != "cuda" or torch.cuda.current_device() == device.index:

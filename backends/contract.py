@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 
@@ -122,3 +124,15 @@ class Grads(NamedTuple):
     v: Tensor
     bias: Tensor | None = None
     softmax_offset: Tensor | None = None
+
+
+class Steps(NamedTuple):
+    """What a kernel's ``bind`` gives for a dense call of q, k and v alone that is differentiated: both
+    directions, with all that calls like it have in common found out once.
+
+    ``forward(q, k, v) -> out, lse``; ``backward(q, k, v, out, lse, dout) -> dq, dk, dv``. Whoever wraps them
+    keeps tensors in between, and may hand them back with other strides (saved-tensor hooks do).
+    """
+
+    forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnsel.backends.checks import default_slopes, is_transformed
-from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.contract import Grads, Inputs, Result, Spec, Steps
 from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import Selection
 from attnsel.params import AttentionParams, default_softmax_scale
 from attnsel.runtime.adaptations import Adapted, Known, RunGradients, adapted
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.inputs import check_contents, lengths_if_given, mask_pair, real_lengths, sizes_of
-from attnsel.runtime.kernels import Attend, Kernel, KernelCall, kernel_of, prepare_kernel, refusing
+from attnsel.runtime.kernels import (
+    Attend,
+    AttendAgain,
+    BoundSteps,
+    Kernel,
+    KernelCall,
+    kernel_of,
+    prepare_kernel,
+    refusing,
+)
 from attnsel.settings import Settings
 
 Run = Callable[..., Any]
@@ -130,9 +140,7 @@ def bind_gradients(selection: Selection, call: Call) -> RunGradients:
     inner = call if binding.change is None else binding.change.enter(call)[-1]
     prepare_kernel(kernel, spec, _example(binding, inner))
 
-    def contract(t: Tensor) -> Tensor:
-        whole = t.unflatten(-1, (p.num_heads, p.head_dim_v)) if config.flatten_heads else t
-        return to_contract(config, whole)
+    contract = partial(_output_to_contract, config, p)
 
     def run(call: Call, dout: Tensor, known: Known | None = None) -> Grads:
         inputs = binding.gather(call)
@@ -162,18 +170,23 @@ def _bind(binding: Binding, call: Call) -> tuple[Run, Plain | None, Beside | Non
     """``bind`` for a call that is as the kernel wants it."""
     kernel, config = binding.kernel, binding.config
     example = _example(binding, call)
-    op: Callable[..., Tensor] | None = None
+    op: Callable[..., Tensor] | Steps | None = None
     if kernel.bind is not None and not (config.return_lse or config.return_max_logit):
         op = refusing(kernel.bind, binding.spec, example)
     if op is None or binding.spec.packed or call.paged:
         prepare_kernel(kernel, binding.spec, example)
         return _through_contract(binding, example), None, None
     finish = _finish(config, example)
+    if isinstance(op, Steps):
+        return _short(_in_both_directions(binding, op, finish))
     if not any(t is not None for t in _others(example)):
-        plain = _plain(config, op, finish)
-        return lambda call: plain(call.q, call.k, call.v), plain, None
+        return _short(_plain(config, op, finish))
     beside = _beside(binding, call, op, finish)
     return lambda call: beside(*call[1:5]), None, beside
+
+
+def _short(plain: Plain) -> tuple[Run, Plain, None]:
+    return lambda call: plain(call.q, call.k, call.v), plain, None
 
 
 # ---- ways to run ------------------------------------------------------------------------------------
@@ -189,6 +202,15 @@ def _plain(config: Config, op: Callable[..., Tensor], finish: Callable[[Tensor],
     if order is None:
         return lambda q, k, v: finish(op(q, k, v))
     return lambda q, k, v: finish(op(q.permute(order), k.permute(order), v.permute(order)))
+
+
+def _in_both_directions(binding: Binding, steps: Steps, finish: Callable[[Tensor], Tensor]) -> Plain:
+    """The same for a kernel that has bound both."""
+    config, name, kernel = binding.config, binding.name, binding.kernel
+    enter, leave_grad = partial(to_contract, config), partial(to_caller, config)
+    enter_dout = partial(_output_to_contract, config, binding.params)
+    bound = BoundSteps(name, kernel, binding.spec, steps, enter, finish, enter_dout, leave_grad)
+    return partial(AttendAgain.apply, bound)
 
 
 def _beside(
@@ -258,6 +280,11 @@ def to_contract(config: Config, t: Tensor) -> Tensor:
     """A tensor in the caller's format, as a view with the contract's dimensions."""
     order = config.form.to_contract
     return t if order is None else t.permute(order)
+
+
+def _output_to_contract(config: Config, p: AttentionParams, t: Tensor) -> Tensor:
+    """The same for an output, or its gradient."""
+    return to_contract(config, t.unflatten(-1, (p.num_heads, p.head_dim_v)) if config.flatten_heads else t)
 
 
 def to_caller(config: Config, t: Tensor) -> Tensor:

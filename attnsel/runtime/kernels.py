@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.contract import Grads, Inputs, Result, Spec, Steps
 from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.tiled import kernel as differentiable
 from attnsel.errors import in_words, short
@@ -139,13 +139,14 @@ class Kernel(NamedTuple):
     ``prepare`` raises where a forward or the backward that follows would, and runs nothing. ``bind`` gives a
     call that PyTorch differentiates itself, or, without ``need_grad``, one that raises RuntimeError where a
     transform would want derivatives: ``call(q, k, v, attn_mask, bias, alibi_slopes, seqlens_q, seqlens_kv)
-    -> out``; without one, or where it gives None, autograd is wrapped around forward and backward.
+    -> out``; or both directions of its own (Steps). Without one, or where it gives None, autograd is wrapped
+    around forward and backward.
     """
 
     forward: Callable[[Spec, Inputs], Result]
     backward: Callable[..., Grads]
     prepare: Callable[[Spec, Inputs], None] | None = None
-    bind: Callable[[Spec, Inputs], Callable[..., torch.Tensor] | None] | None = None
+    bind: Callable[[Spec, Inputs], Callable[..., torch.Tensor] | Steps | None] | None = None
 
 
 KERNELS: dict[str, Kernel] = {}  # loaded once; as many as there are candidates
@@ -308,6 +309,55 @@ class Attend(torch.autograd.Function):
             tensors = (getattr(call.inputs, name) for name in _NAMES)
             return (None, *_Gradients.apply(call, result, dout, *tensors))
         return (None, *_gradients(call, result, dout))
+
+
+class BoundSteps(NamedTuple):
+    """A kernel that has bound both directions.
+
+    ``enter``: q, k and v in the contract's dimensions; ``leave``: its output in the caller's format;
+    ``enter_dout`` and ``leave_grad``: the same of gradients.
+    """
+
+    name: str
+    kernel: Kernel
+    spec: Spec
+    steps: Steps
+    enter: Callable[[Tensor], Tensor]
+    leave: Callable[[Tensor], Tensor]
+    enter_dout: Callable[[Tensor], Tensor]
+    leave_grad: Callable[[Tensor], Tensor]
+
+
+class AttendAgain(torch.autograd.Function):
+    """``AttendAgain.apply(bound_steps, q, k, v) -> out``: ``Attend`` with what a repeated call need not do.
+
+    Formats change inside: outside each view would be a node of the graph, which costs its thread more than a
+    launch does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, bound: BoundSteps, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        enter = bound.enter
+        out, lse = bound.steps.forward(enter(q), enter(k), enter(v))
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.bound = bound
+        ctx.set_materialize_grads(False)
+        return bound.leave(out).detach()  # in place it may be changed, which a view of ours could not
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None) -> tuple[Any, ...]:
+        if dout is None:
+            return (None,) * 4
+        bound: BoundSteps = ctx.bound
+        *given, out, lse = ctx.saved_tensors
+        q, k, v = map(bound.enter, given)
+        dout = bound.enter_dout(dout)
+        if torch.is_grad_enabled():  # create_graph: the gradients may be differentiated
+            call = KernelCall(*bound[:3], Inputs(q, k, v))
+            grads = _Gradients.apply(call, Result(out, lse), dout, q, k, v, None, None)[:3]
+        else:
+            grads = bound.steps.backward(q, k, v, out, lse, dout)
+        return (None, *map(bound.leave_grad, grads))
 
 
 def _gradients(call: KernelCall, result: Result, dout: Tensor) -> tuple[Tensor | None, ...]:

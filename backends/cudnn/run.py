@@ -13,8 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import ALIGNMENT, is_default, is_transformed, made_current
-from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.checks import (
+    ALIGNMENT,
+    is_default,
+    is_transformed,
+    made_current,
+    raise_if_transformed,
+)
+from attnsel.backends.contract import Grads, Inputs, Result, Spec, Steps
 from attnsel.backends.cudnn import graph as graphs
 from attnsel.backends.cudnn import plans as _session
 from attnsel.backends.cudnn.graph import Four, Graph, GraphCall, Pages, Strided, dense
@@ -403,26 +409,27 @@ def _attended(spec: Spec, found: Problem, inputs: Inputs, session: _session.Sess
         return _result(spec, call, inputs, out, buffers)
 
 
-def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
-    """``forward`` for inference on a dense batch, with all that calls like this one have in common found out
-    once; None for other calls, and for slopes, which each call has to show anew. Raises as ``prepare`` does.
+def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | Steps | None:
+    """``forward`` for inference on a dense batch, and both directions of a call of q, k and v alone, with all
+    that calls like this one have in common found out once; None for other calls, and for slopes, which each
+    call has to show anew. Raises as ``prepare`` does.
 
     Plans are looked up at every call all the same: a thread has a handle of its own, and a CUDA graph pins
     the plans that it captures.
     """
     told = inputs.alibi_slopes, inputs.softmax_offset, inputs.block_table
-    other = spec.need_grad or spec.packed or spec.dropout_p or is_transformed()
-    if other or any(t is not None for t in told):
+    if spec.packed or spec.dropout_p or is_transformed() or any(t is not None for t in told):
         return None
     prepare(spec, inputs)
     found = problem(spec, inputs)
     call, graph, digest = found.call, found.forward, found.forward_digest
     names = {t.name for t in (*graph.inputs, *graph.outputs)}
-    alone = names == {"q", "k", "v", "o"} and not _may_be_blind(call)
+    alone = names - {"stats"} == {"q", "k", "v", "o"} and not _may_be_blind(call)
+    if spec.need_grad:
+        return _steps(spec, found, tuple(t.stride() for t in inputs[:3])) if alone else None
 
     def bound(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> Tensor:
-        if is_transformed():
-            raise RuntimeError("this call was bound for inference: it has no derivatives")
+        raise_if_transformed()
         session = _session.current(q.device)
         if not alone:
             _, bias, _, seqlens_q, seqlens_kv = others or (None,) * 5
@@ -434,6 +441,37 @@ def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
         return out
 
     return bound
+
+
+def _steps(spec: Spec, found: Problem, strides: tuple[Any, ...]) -> Steps:
+    """Both directions where every row sees a key: nothing is tidied, and no log-sum-exp is -inf."""
+    call, back = found.call, found.backward
+    assert back is not None
+    rows = (*call.q.dims[:3], 1)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        raise_if_transformed()
+        session = _session.current(q.device)
+        with made_current(session.device):
+            out, stats = buffer_of(call.out, q), torch.empty(rows, dtype=torch.float32, device=session.device)
+            plan = plan_of(found.forward, found.forward_digest, session)
+            plan.run(session, {"q": q, "k": k, "v": v, "o": out, "stats": stats})
+        return out, stats.squeeze(3)
+
+    def backward_again(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor
+    ) -> tuple[Tensor, ...]:
+        if (q.stride(), k.stride(), v.stride()) != strides or not lse.is_contiguous():
+            return backward(spec, Inputs(q, k, v), Result(out, lse), dout)[:3]
+        session = _session.current(q.device)
+        with made_current(session.device):
+            buffers = {"q": q, "k": k, "v": v, "stats": lse.unsqueeze(3)}
+            buffers["o"], buffers["dO"] = (_as_declared(t, call.out, q) for t in (out, dout))
+            grads = {name: buffer_of(shape, t) for name, shape, t in _gradients(call, Inputs(q, k, v))}
+            plan_of(back, found.backward_digest, session).run(session, {**buffers, **grads})
+        return grads["dQ"], grads["dK"], grads["dV"]
+
+    return Steps(forward, backward_again)
 
 
 def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Tensor | None = None) -> Grads:

@@ -11,8 +11,14 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from attnsel.backends.checks import check_gradients, is_transformed, made_current, stream_of
-from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.checks import (
+    check_gradients,
+    is_transformed,
+    made_current,
+    raise_if_transformed,
+    stream_of,
+)
+from attnsel.backends.contract import Grads, Inputs, Result, Spec, Steps
 from attnsel.backends.tiled.tiles import empty_like_rows, four_dims
 from attnsel.backends.triton import launch as _launch
 from attnsel.backends.triton.blocks import Tiles
@@ -273,25 +279,39 @@ def prepare(spec: Spec, inputs: Inputs) -> None:
             _compile(launch, device, arch)
 
 
-def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
-    """``forward`` for inference on dense q, k and v alone: from the second call on what the first launched,
-    with other tensors. None for other calls, and where nothing is remembered. Raises as ``prepare`` does."""
+def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | Steps | None:
+    """``forward`` for inference on dense q, k and v alone, or both directions: from the second call on what
+    the first launched, with other tensors. None for other calls, and where nothing is remembered. Raises as
+    ``prepare`` does."""
     others = any(t is not None for t in inputs[3:])
-    if spec.need_grad or spec.packed or others or is_transformed() or not (_arch(inputs.q) and remembers()):
+    if spec.packed or others or is_transformed() or not (_arch(inputs.q) and remembers()):
         return None
     prepare(spec, inputs)
     device, place = inputs.q.device, place_for("forward", spec, inputs)
 
-    def bound(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if is_transformed():
-            raise RuntimeError("this call was bound for inference: it has no derivatives")
+    def attended(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        raise_if_transformed()
         given = Inputs(q, k, v)
         if not place:
-            return forward(spec, given).out
+            out, lse, *_ = forward(spec, given)
+            assert lse is not None
+            return out, lse
         with made_current(device):
-            return again(place[0], given, device)["out"]
+            made = again(place[0], given, device)
+        return made["out"], made["lse"]
 
-    return bound
+    def differentiated(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor
+    ) -> tuple[Tensor, ...]:
+        given = Inputs(q, k, v)
+        more = out, lse, dout, None
+        kept = place_for("backward", spec, given, more)
+        if not kept:
+            return backward(spec, given, Result(out, lse), dout)[:3]
+        with made_current(device):
+            return _gradients(given, again(kept[0], (*given, *more), device))[:3]
+
+    return Steps(attended, differentiated) if spec.need_grad else lambda q, k, v: attended(q, k, v)[0]
 
 
 def _without_data(value: Any) -> Any:

@@ -16,7 +16,7 @@ if importlib.util.find_spec("triton") is None:
 
 import triton
 
-from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.contract import Inputs, Result, Spec, Steps
 from attnsel.backends.triton import run as replay
 from attnsel.backends.triton.run import backward, forward
 from mock_gpu import Launched, launching
@@ -143,7 +143,27 @@ def test_a_bound_call_launches_what_the_forward_does(seen: list[Launched]) -> No
     replay.forget()
     assert_same(bound, launches((spec(), other), seen), other)
     assert bound[-1].arguments["Out"] is out
-    assert not any(replay.bind(*CALLS[name]()) for name in ("full", "lengths", "packed", "decode, pages"))
+    assert not any(replay.bind(*CALLS[name]()) for name in ("lengths", "packed", "decode, pages"))
+
+
+def test_both_directions_bound_launch_what_forward_and_backward_do(seen: list[Launched]) -> None:
+    replay.forget()
+    made, other = dense(), dense()
+    steps = replay.bind(CAUSAL, made)
+    assert isinstance(steps, Steps)
+    for given in (made, other):
+        seen.clear()
+        out, lse = steps.forward(*given[:3])
+        douts = torch.zeros_like(out), out.new_zeros(()).expand_as(out)
+        for dout in douts:
+            steps.backward(*given[:3], out, lse, dout)
+    bound = list(seen)
+    replay.forget()
+    seen.clear()
+    result = forward(CAUSAL, other)
+    for dout in douts:
+        backward(CAUSAL, other, result, dout)
+    assert_same(bound, list(seen), other)
 
 
 def test_tensors_are_looked_for_where_they_are() -> None:
