@@ -1,7 +1,7 @@
 """The contract's functions on cuDNN: look up the plans, hand over the buffers, tidy what comes back.
 
-tests/gpu runs it on a card; tests/backends/cudnn/test_run.py carries the graphs out on a CPU, as the frontend's
-documentation defines them, and holds the results against the contract's reference.
+tests/gpu runs it on a card; tests/backends/cudnn/test_run.py carries the graphs out on a CPU, as the
+frontend's documentation defines them, and holds the results against the contract's reference.
 """
 
 from __future__ import annotations

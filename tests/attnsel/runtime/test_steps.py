@@ -1,4 +1,4 @@
-"""A kernel that binds both directions: gradients of gradients, formats, hooks, and what a hit leaves in the graph."""
+"""A kernel that binds both directions: gradients of gradients, formats, hooks, what is left in the graph."""
 
 from __future__ import annotations
 
