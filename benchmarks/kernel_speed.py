@@ -150,6 +150,9 @@ def measure(
         if chosen.verdict == "refused":
             put(column, "refused", "; ".join(f"{r.code} {r.message}" for r in chosen.reasons))
             continue
+        if chosen.adaptations:  # what is timed is the kernel alone
+            put(column, "refused", f"only after {', '.join(one.name for one in chosen.adaptations)}")
+            continue
         try:
             complaint = call.complaint(column.kernel)
             put(column, "wrong" if complaint else "measured", complaint)
