@@ -36,7 +36,7 @@ from attention_cases import (
 )
 from attnsel import AttentionParams
 from attnsel.backends.checks import default_slopes
-from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.contract import Inputs, Spec, Steps
 from attnsel.backends.cudnn import plans
 from attnsel.backends.cudnn import plans as session
 from attnsel.backends.cudnn import run as tensors
@@ -99,12 +99,11 @@ def test_forward_and_backward_are_those_of_the_reference(case: Case) -> None:
         assert_matches({"out": out}, {"out": wanted["out"]}, TOLERANCE)
 
     steps = bind(spec, inputs)
-    if steps is not None:
-        q, k, v = inputs[:3]
-        out, lse = steps.forward(q, k, v)
-        for given in ((q, k, v), [t.transpose(0, 3).clone().transpose(0, 3) for t in (q, k, v)]):
-            grads = steps.backward(*given, out, lse, dout)
-            actual = {"out": out, "lse": lse, "dq": grads[0], "dk": grads[1], "dv": grads[2]}
+    if isinstance(steps, Steps):
+        out, lse = steps.forward(*inputs[:3])
+        for q, k, v in (inputs[:3], [t.transpose(0, 3).clone().transpose(0, 3) for t in inputs[:3]]):
+            dq, dk, dv = steps.backward(q, k, v, out, lse, dout)
+            actual = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
             assert_matches(actual, {name: wanted[name] for name in actual}, TOLERANCE)
 
 
