@@ -264,6 +264,9 @@ def look_up_gpu(name: str) -> Gpu:
             return look_up_gpu(f"{sized[1]} {sized[2]}GB")
     said = _parse(text)
     if several := _SEVERAL.get(said.model, _SEVERAL.get(f"rtx{said.model}")):
+        fitting = [gpu for gpu in map(look_up_gpu, several) if said.gib and _sold_with(gpu, said.gib)]
+        if len({gpu.arch for gpu in fitting}) == 1:
+            return fitting[0]
         raise ValueError(f"unknown GPU: one of {_either(several)}; which?")
     raise ValueError(_outside(text) or f"unknown GPU{_hint(text, maker)}; {_THE_REST}")
 

@@ -10,14 +10,15 @@ The wheels are rows of ``data/flash_attn_wheels.csv``, what PyPI has rows of ``d
 from __future__ import annotations
 
 import platform
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
-from attnsel.environment.versions import Version
+from attnsel.environment.versions import Version, versions_of
 
 # setup.py of flash-attn 2.8.3, BASE_WHEEL_URL and get_wheel_url (lines 58 and 440 to 468).
 _URL = "https://github.com/Dao-AILab/flash-attention/releases/download/v{release}/{file}"
@@ -144,6 +145,27 @@ def _apart(wheel: Wheel, torch: tuple[int, ...], cuda: int, python: tuple[int, .
 
 def _where(torch: tuple[int, ...], cuda: int, python: tuple[int, ...]) -> str:
     return f"torch {torch[0]}.{torch[1]}, CUDA {cuda}, Python {python[0]}.{python[1]}"
+
+
+def unlike(facts: Mapping[str, Any]) -> str:
+    """In what a compiled package of a log is not for what is there: by the symbol that it asks for
+    (``symbol_torch``, releases of torch that have it) and by its wheel's name (``built_torch`` and so on)."""
+    told, torch = [], str(facts.get("torch") or "").partition("+")[0]
+    if releases := facts.get("symbol_torch"):
+        having = versions_of("torch", releases)
+        found = "which has it: another one is imported" if torch and Version.parse(torch) in having else ""
+        here = ", ".join(filter(None, (f" and torch here is {torch}" if torch else "", found)))
+        told.append(f"torch has that symbol in {having}{here and ','}{here}")
+    apart: list[tuple[str, str]] = []
+    for name, label in (("torch", "torch"), ("cuda", "CUDA"), ("python", "Python")):
+        built, there = (str(facts.get(key) or "").partition("+")[0] for key in (f"built_{name}", name))
+        built = re.sub(r"^3(\d+)$", r"3.\1", built) if name == "python" else built
+        if built and there and not f"{there}.".startswith(f"{built}."):
+            apart.append((f"{label} {built}", f"{label} {there}"))
+    if apart:
+        built, there = (" and ".join(words) for words in zip(*apart, strict=True))
+        told.append(f"the wheel in the log is for {built}, and here is {there}")
+    return "; ".join(told)
 
 
 # ---- lines to paste -----------------------------------------------------------------------------------

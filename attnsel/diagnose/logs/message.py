@@ -204,7 +204,7 @@ def _stated(match: re.Match[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         value = None if text is None else form(text)
         if value is not None and name in AttentionParams.model_fields:
             params[name] = value
-        elif value is not None and name in ("gpu", "platform", *COMPONENTS):
+        elif value is not None and name.removeprefix("built_") in ("gpu", "platform", *COMPONENTS):
             environment[name] = value
     if "major" in match.re.groupindex and match["major"]:
         environment["gpu"] = f"sm{match['major']}{match['minor']}"
