@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
-from attnsel.environment.versions import Version, versions_of
+from attnsel.environment.versions import Version, component_name, versions_of
 
 # setup.py of flash-attn 2.8.3, BASE_WHEEL_URL and get_wheel_url (lines 58 and 440 to 468).
 _URL = "https://github.com/Dao-AILab/flash-attention/releases/download/v{release}/{file}"
@@ -148,23 +148,21 @@ def _where(torch: tuple[int, ...], cuda: int, python: tuple[int, ...]) -> str:
 
 
 def unlike(facts: Mapping[str, Any]) -> str:
-    """In what a compiled package of a log is not for what is there: by the symbol that it asks for
-    (``symbol_torch``, releases of torch that have it) and by its wheel's name (``built_torch`` and so on)."""
-    told, torch = [], str(facts.get("torch") or "").partition("+")[0]
+    """What a compiled package of a log is for, where that is not what is there: by a symbol that it asks for
+    (``symbol_torch``: which torch has it) and by the name of its wheel (``built_torch``, ``built_cuda``)."""
+    here = {name: str(facts.get(name) or "").partition("+")[0] for name in ("torch", "cuda", "python")}
+    built = {name: str(facts.get(f"built_{name}") or "") for name in here}
+    built["python"] = re.sub(r"^3(\d)", r"3.\1", built["python"])
+    apart = [n for n in here if here[n] and built[n] and not f"{here[n]}.".startswith(f"{built[n]}.")]
+    told = []
     if releases := facts.get("symbol_torch"):
-        having = versions_of("torch", releases)
-        found = "which has it: another one is imported" if torch and Version.parse(torch) in having else ""
-        here = ", ".join(filter(None, (f" and torch here is {torch}" if torch else "", found)))
-        told.append(f"torch has that symbol in {having}{here and ','}{here}")
-    apart: list[tuple[str, str]] = []
-    for name, label in (("torch", "torch"), ("cuda", "CUDA"), ("python", "Python")):
-        built, there = (str(facts.get(key) or "").partition("+")[0] for key in (f"built_{name}", name))
-        built = re.sub(r"^3(\d+)$", r"3.\1", built) if name == "python" else built
-        if built and there and not f"{there}.".startswith(f"{built}."):
-            apart.append((f"{label} {built}", f"{label} {there}"))
+        having, torch = versions_of("torch", releases), here["torch"]
+        other = torch and Version.parse(torch) in having
+        found = f", and torch here is {torch}" + ", which has it: another one is imported" * bool(other)
+        told.append(f"torch has that symbol in {having}" + found * bool(torch))
     if apart:
-        built, there = (" and ".join(words) for words in zip(*apart, strict=True))
-        told.append(f"the wheel in the log is for {built}, and here is {there}")
+        for_, there = (" and ".join(f"{component_name(n)} {of[n]}" for n in apart) for of in (built, here))
+        told.append(f"the wheel in the log is for {for_}, and here is {there}")
     return "; ".join(told)
 
 

@@ -257,7 +257,7 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     seen |= {missing} if isinstance(missing, str) else set(missing)
     card = the_card(one.environment["gpu"] for one in told if "gpu" in one.environment)
     arch = look_up_gpu(card).arch or None if card else None  # of several nobody says which one it was
-    holds = methodcaller("holds", arch, str(environment.get("torch") or ""), seen)
+    holds = methodcaller("holds", arch, environment, seen)
     for call in calls:
         meant = (_meant(finding, arch, holds, unlike(environment)) for finding in call.findings)
         if findings := tuple(finding for finding in meant if finding is not None):
@@ -274,7 +274,7 @@ def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], ap
     holding = [*filter(holds, platform or said.variants or (whole,))]
     if not holding:
         return None
-    certain = [one for one in holding if one.seen or one.torch or (one.archs and arch is not None)]
+    certain = [one for one in holding if one.seen or one.at or (one.archs and arch is not None)]
     chosen = certain[:1] or holding
     # flash-attn's setup.py has one name for each family of Blackwell: 100, 110, 120 (setup.py:74, 2.8.4).
     any_of = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"

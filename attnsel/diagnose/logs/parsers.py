@@ -13,7 +13,7 @@ from typing import Any
 
 from attnsel.diagnose.logs.message import Facts, Finding, clean, messages
 from attnsel.dispatchers.te.config import configs
-from attnsel.environment.mentions import cards_in, known_name
+from attnsel.environment.mentions import cards_in
 from attnsel.environment.releases import bundled_frontend
 from attnsel.environment.versions import Version
 
@@ -32,12 +32,6 @@ def package(match: re.Match[str]) -> Facts:
     cuda = match["torch_cu"] if name == "torch" else None
     built = {"cuda": f"{cuda[:2]}.{cuda[2:]}"} if cuda else {}
     return {"environment": {**built, name: match["version"]}}
-
-
-def card(match: re.Match[str]) -> Facts | None:
-    """The card that a program prints."""
-    name = known_name(match["card"].strip(" :,.;"))
-    return {"environment": {"gpu": name}} if name else None
 
 
 def cards(match: re.Match[str]) -> Facts | None:

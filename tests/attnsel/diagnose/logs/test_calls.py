@@ -111,7 +111,7 @@ OLD = Variant("old", "buy", ("A1",), archs=(0, 75))
 NEW = Variant("new", "build", ("A2",), archs=(100, 129))
 NAMED = Variant("named", "f", ("A3",), seen=("lib", "other"))
 ELSE = Variant("else", "g", ("A4", "A1"), unseen=("lib",))
-TORCH = Variant("torch", "t", torch="2.5.0")
+TORCH = Variant("torch", "t", at=("torch>=2.5,<2.5.1",))
 
 
 @each(
