@@ -282,7 +282,7 @@ def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], ap
     fix = for_this_log("; or ".join(dict.fromkeys(one.fix for one in chosen)), holds)
     known = for_this_log("; or ".join(dict.fromkeys(one.known for one in chosen)), holds)
     return said._replace(
-        known=f"{known}; {apart}" if apart and "built for" in known else known,
+        known=f"{known}; {apart}" if apart and ("built for" in known or "for another" in known) else known,
         fix=fix.replace("{build_arch}", build),
         codes=tuple(dict.fromkeys(code for one in chosen for code in one.codes)),
         variants=(),
