@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 
 from attnsel.base.rows import read_rows
-from attnsel.environment.gpus import catalogue, look_up_gpu
+from attnsel.environment.gpus import catalogue, known_gpu, look_up_gpu
 
 
 @cache
@@ -43,7 +43,8 @@ def known_name(name: str) -> str | None:
     words = name.split(" ")
     for end in range(len(words), 0, -1):
         with suppress(ValueError):
-            return look_up_gpu(" ".join(words[:end])).name and " ".join(words[:end])
+            if known_gpu(" ".join(words[:end])):
+                return " ".join(words[:end])
     return None
 
 
