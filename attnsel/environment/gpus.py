@@ -235,6 +235,14 @@ def look_up_gpu(name: str) -> Gpu:
 
     Raises ValueError: the nearest names where there is no such card, the reason where there is.
     """
+    if found := known_gpu(name):
+        return found
+    text = name.strip().replace("_", " ")
+    raise ValueError(_outside(text) or f"unknown GPU{_hint(text, _maker(text))}; {_THE_REST}")
+
+
+def known_gpu(name: str) -> Gpu | None:
+    """The same, and None where there is no such card: to find the nearest names takes long."""
     text = name.strip()
     joined = _squeezed(text)
     if exact := _cards().named.get(joined):  # without the cards of other makers, which take a while to read
@@ -261,11 +269,15 @@ def look_up_gpu(name: str) -> Gpu:
         return found
     if sized := re.fullmatch(r"(.*\d\w*)[\s-]+(\d{1,3})", text.casefold()):
         with suppress(ValueError):  # "A100-80"
-            return look_up_gpu(f"{sized[1]} {sized[2]}GB")
+            if found := known_gpu(f"{sized[1]} {sized[2]}GB"):
+                return found
     said = _parse(text)
     if several := _SEVERAL.get(said.model, _SEVERAL.get(f"rtx{said.model}")):
+        fitting = [gpu for gpu in map(look_up_gpu, several) if said.gib and _sold_with(gpu, said.gib)]
+        if len({gpu.arch for gpu in fitting}) == 1:
+            return fitting[0]
         raise ValueError(f"unknown GPU: one of {_either(several)}; which?")
-    raise ValueError(_outside(text) or f"unknown GPU{_hint(text, maker)}; {_THE_REST}")
+    return None
 
 
 def _with_more(gpu: Gpu, gib: int) -> Gpu | None:

@@ -7,7 +7,7 @@ So a constraint carries a *set* of versions (a union of intervals), never a mini
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -179,6 +179,12 @@ def _interval(spec: str) -> tuple[Version | None, Version | None]:
 def versions_of(component: str, *specs: str) -> Versions:
     """The versions of a component that one of ``specs`` names; all of them without any."""
     return Versions(component, tuple(_interval(spec) for spec in specs) or ((None, None),))
+
+
+def meets(facts: Mapping[str, object], wanted: str) -> bool:
+    """Whether a release that is stated is one of ``torch>=2.5,<2.6``; of one that is not stated never."""
+    name, spec = re.fullmatch(r"(\w+)(.+)", wanted).groups()  # type: ignore[union-attr]  # rows are written so
+    return name in facts and Version.parse(str(facts[name])) in versions_of(name, spec)
 
 
 torch = partial(versions_of, "torch")

@@ -10,14 +10,15 @@ The wheels are rows of ``data/flash_attn_wheels.csv``, what PyPI has rows of ``d
 from __future__ import annotations
 
 import platform
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
-from attnsel.environment.versions import Version
+from attnsel.environment.versions import Version, component_name, versions_of
 
 # setup.py of flash-attn 2.8.3, BASE_WHEEL_URL and get_wheel_url (lines 58 and 440 to 468).
 _URL = "https://github.com/Dao-AILab/flash-attention/releases/download/v{release}/{file}"
@@ -144,6 +145,25 @@ def _apart(wheel: Wheel, torch: tuple[int, ...], cuda: int, python: tuple[int, .
 
 def _where(torch: tuple[int, ...], cuda: int, python: tuple[int, ...]) -> str:
     return f"torch {torch[0]}.{torch[1]}, CUDA {cuda}, Python {python[0]}.{python[1]}"
+
+
+def unlike(facts: Mapping[str, Any]) -> str:
+    """What a compiled package of a log is for, where that is not what is there: by a symbol that it asks for
+    (``symbol_torch``: which torch has it) and by the name of its wheel (``built_torch``, ``built_cuda``)."""
+    here = {name: str(facts.get(name) or "").partition("+")[0] for name in ("torch", "cuda", "python")}
+    built = {name: str(facts.get(f"built_{name}") or "") for name in here}
+    built["python"] = re.sub(r"^3(\d)", r"3.\1", built["python"])
+    apart = [n for n in here if here[n] and built[n] and not f"{here[n]}.".startswith(f"{built[n]}.")]
+    told = []
+    if releases := facts.get("symbol_torch"):
+        having, torch = versions_of("torch", releases), here["torch"]
+        other = torch and Version.parse(torch) in having
+        found = f", and torch here is {torch}" + ", which has it: another one is imported" * bool(other)
+        told.append(f"torch has that symbol in {having}" + found * bool(torch))
+    if apart:
+        for_, there = (" and ".join(f"{component_name(n)} {of[n]}" for n in apart) for of in (built, here))
+        told.append(f"the wheel in the log is for {for_}, and here is {there}")
+    return "; ".join(told)
 
 
 # ---- lines to paste -----------------------------------------------------------------------------------

@@ -156,8 +156,7 @@ def _meaning(one: Variant) -> str:
         words.append(f"sm{one.archs[0]} to sm{one.archs[1]}" if one.archs[0] else f"up to sm{one.archs[1]}")
     if one.seen:
         words.append(f"with {' or '.join(one.seen)} in it")
-    if one.torch:
-        words.append(f"torch {one.torch}")
+    words += one.at
     where = f"**{escape(', '.join(words))}**: " if words else "**Else**: "
     said = [_sentence(one.known)] if one.known else []
     said += _rules(one.codes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
@@ -16,7 +15,7 @@ from attnsel.diagnose.logs.vocabulary import Library, libraries
 from attnsel.diagnose.scrub import scrub
 from attnsel.dispatchers import Dispatch, dispatched_by
 from attnsel.environment import COMPONENTS, Environment
-from attnsel.environment.gpus import look_up_gpu
+from attnsel.environment.mentions import the_card
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, short
 from attnsel.params import AttentionParams
@@ -110,11 +109,8 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
 
 def _same(name: str, one: Any, other: Any) -> bool:
     """Whether two values of a log are one: a card by name or architecture, a release by its number."""
-    if name == "gpu":
-        with suppress(ValueError):
-            cards = look_up_gpu(str(one)), look_up_gpu(str(other))
-            bare = any(card.name == f"sm{card.arch}" for card in cards)
-            return cards[0].arch == cards[1].arch if bare else cards[0] == cards[1]
+    if name == "gpu" and one != other:
+        return the_card((str(one), str(other))) is not None
     if name in COMPONENTS:
         one, other = (str(value).partition("+")[0].partition(".dev")[0] for value in (one, other))
     return bool(one == other)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -17,9 +16,11 @@ from typing import Any, NamedTuple
 from attnsel.diagnose.logs.message import Finding, Variant, elsewhere, for_this_log
 from attnsel.diagnose.logs.reader import Entry, entries
 from attnsel.diagnose.logs.vocabulary import gate, likely, more, shape_of
-from attnsel.environment import COMPONENTS, describe_device
+from attnsel.environment import COMPONENTS
+from attnsel.environment.gpus import look_up_gpu
+from attnsel.environment.mentions import the_card
 from attnsel.environment.versions import Version
-from attnsel.errors import InvalidInput
+from attnsel.environment.wheels import unlike
 
 SEEN = "seen"
 """The library of findings that only say whose code a log shows, ``text`` is its name; and of exceptions."""
@@ -166,7 +167,7 @@ class Calls:
                 self._count(tuple(findings), Entry(0, name, ""))
             stream.open.clear()
         self._drop_told_twice()
-        machine, calls = tuple(self._machine.values()), [*self._counts.values()]
+        machine = _with_card([*self._machine.values()], calls := [*self._counts.values()])
         kinds = {one.kind for call in _with_meanings(calls, machine) for one in call.findings}
         unknown = self._other or (self._raised if kinds else None)
         if unknown is not None and "error" not in kinds:
@@ -234,6 +235,18 @@ class Calls:
         self._counts[key] = LoggedCall(findings, call.times + 1, lines[:_SHOWN], tuple(ranks)[:_SHOWN])
 
 
+def _with_card(machine: list[Finding], calls: list[LoggedCall]) -> tuple[Finding, ...]:
+    """The card that people name, where no program prints one, and all that they name is one."""
+    named = [name for one in machine for name in one.environment.get("named", ())]
+    rest = tuple(one for one in machine if "named" not in one.environment)
+    printed = (*rest, *(finding for call in calls for finding in call.findings))
+    cards = [str(one.environment["gpu"]) for one in printed if "gpu" in one.environment]
+    bare = named and all(card.startswith("sm") for card in cards)  # architectures, and no names
+    card = the_card([*cards, *named]) if bare else None
+    found = Finding("the machine", "machine", f"named {card}", environment={"gpu": card})
+    return (found, *rest) if card else rest
+
+
 def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Iterator[LoggedCall]:
     """Calls with one meaning for each message, which the whole log decides: people paste what is installed
     above or below an error."""
@@ -242,35 +255,34 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     missing = environment.get("missing") or ()
     seen = {finding.text for finding in told if finding.library == SEEN}
     seen |= {missing} if isinstance(missing, str) else set(missing)
-    archs = set()
-    for finding in told:
-        with suppress(InvalidInput, KeyError):
-            archs.add(describe_device(str(finding.environment["gpu"])).arch)
-    arch = archs.pop() if len(archs) == 1 else None  # of several cards nobody says which one it was
-    holds = methodcaller("holds", arch, str(environment.get("torch") or ""), seen)
+    card = the_card(one.environment["gpu"] for one in told if "gpu" in one.environment)
+    arch = look_up_gpu(card).arch or None if card else None  # of several nobody says which one it was
+    holds = methodcaller("holds", arch, environment, seen)
     for call in calls:
-        meant = (_meant(finding, arch, holds) for finding in call.findings)
+        meant = (_meant(finding, arch, holds, unlike(environment)) for finding in call.findings)
         if findings := tuple(finding for finding in meant if finding is not None):
             yield call._replace(findings=findings)
 
 
-def _meant(finding: Finding, arch: int | None, holds: Callable[[Variant], bool]) -> Finding | None:
-    """With the meaning that holds: several joined where the log does not tell them apart, None for none."""
-    wheel = finding.fix.startswith(("{REBUILD}", "{WHEEL}"))  # of flash-attn
-    there = (one for library, one in elsewhere() if wheel or library == finding.library)
-    platform = [*filter(holds, there)][:1] if finding.kind == "error" else []
-    whole = Variant(finding.known, finding.fix, finding.codes)
-    holding = [*filter(holds, platform or finding.variants or (whole,))]
+def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], apart: str) -> Finding | None:
+    """With the meaning that holds: several joined where the log does not tell them apart, None for none.
+    ``apart``: for what a build is not, told beside that it is for another torch, CUDA or Python."""
+    wheel = said.fix.startswith(("{REBUILD}", "{WHEEL}"))  # of flash-attn
+    there = (one for library, one in elsewhere() if wheel or library == said.library)
+    platform = [*filter(holds, there)][:1] if said.kind == "error" else []
+    whole = Variant(said.known, said.fix, said.codes)
+    holding = [*filter(holds, platform or said.variants or (whole,))]
     if not holding:
         return None
-    certain = [one for one in holding if one.seen or one.torch or (one.archs and arch is not None)]
+    certain = [one for one in holding if one.seen or one.at or (one.archs and arch is not None)]
     chosen = certain[:1] or holding
     # flash-attn's setup.py has one name for each family of Blackwell: 100, 110, 120 (setup.py:74, 2.8.4).
     any_of = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"
     build = any_of if arch is None else str(arch // 10 * 10)
     fix = for_this_log("; or ".join(dict.fromkeys(one.fix for one in chosen)), holds)
-    return finding._replace(
-        known=for_this_log("; or ".join(dict.fromkeys(one.known for one in chosen)), holds),
+    known = for_this_log("; or ".join(dict.fromkeys(one.known for one in chosen)), holds)
+    return said._replace(
+        known=f"{known}; {apart}" if apart and ("built for" in known or "for another" in known) else known,
         fix=fix.replace("{build_arch}", build),
         codes=tuple(dict.fromkeys(code for one in chosen for code in one.codes)),
         variants=(),

@@ -23,6 +23,8 @@ from attnsel.base.records import json_fields
 from attnsel.base.rows import read_rows
 from attnsel.diagnose.scrub import scrub
 from attnsel.environment import COMPONENTS
+from attnsel.environment.mentions import known_name
+from attnsel.environment.versions import meets
 from attnsel.errors import printable, short
 from attnsel.params import AttentionParams, read_dtype
 
@@ -85,7 +87,7 @@ class Variant(NamedTuple):
     "FlashAttention only supports Ampere GPUs or newer" says that a Turing card is too old, or that flash-attn
     is too old for a Blackwell card. ``archs``: of GPUs between the two, both included; a GPU that nobody
     named is any, unless ``named``. ``seen``, ``unseen``: whose code, or what is missing, one of which is in
-    the log, or none of them. ``torch``: a release.
+    the log, or none of them. ``at``: releases that the log states (vllm<0.11).
     """
 
     known: str
@@ -95,15 +97,15 @@ class Variant(NamedTuple):
     named: bool = False
     seen: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
-    torch: str = ""
+    at: tuple[str, ...] = ()
 
-    def holds(self, arch: int | None, torch: str, seen: set[str]) -> bool:
-        """In a log of this GPU and torch, which shows these names."""
+    def holds(self, arch: int | None, facts: Facts, seen: set[str]) -> bool:
+        """In a log of this GPU and these releases, which shows these names."""
         if self.named and arch is None:
             return False
         if self.archs and arch is not None and not self.archs[0] <= arch <= self.archs[1]:
             return False
-        if self.torch and not torch.startswith(self.torch):
+        if not all(meets(facts, one) for one in self.at):
             return False
         return (not self.seen or bool(seen & set(self.seen))) and not seen & set(self.unseen)
 
@@ -129,6 +131,7 @@ def _mask(text: str) -> Facts | None:
 
 _FORMS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "on_sm": ("gpu", "sm{}".format),  # 120
+    "card": ("gpu", known_name),  # as a program prints it
     "cu": ("cuda", lambda digits: f"{digits[:-1]}.{digits[-1]}"),  # 130, of torch 2.9.1+cu130
     "cudnn_number": ("cudnn", int),  # 91900
     "windows_path": ("platform", lambda path: "windows"),
@@ -195,6 +198,9 @@ class Message:
         return says._replace(**given)
 
 
+_STATED = ("gpu", "platform", "vllm", "sglang", "transformers")  # beside components; programs' where seen
+
+
 def _stated(match: re.Match[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of the call and of the environment that groups of a pattern state."""
     params: dict[str, Any] = {}
@@ -204,7 +210,7 @@ def _stated(match: re.Match[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         value = None if text is None else form(text)
         if value is not None and name in AttentionParams.model_fields:
             params[name] = value
-        elif value is not None and name in ("gpu", "platform", *COMPONENTS):
+        elif value is not None and name.removeprefix("built_") in (*_STATED, *COMPONENTS):
             environment[name] = value
     if "major" in match.re.groupindex and match["major"]:
         environment["gpu"] = f"sm{match['major']}{match['minor']}"

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from attnsel.diagnose.logs.message import Facts, Finding, clean, messages
 from attnsel.dispatchers.te.config import configs
-from attnsel.environment import describe_device
+from attnsel.environment.mentions import cards_in
 from attnsel.environment.releases import bundled_frontend
 from attnsel.environment.versions import Version
-from attnsel.errors import InvalidInput
 
 _rows = cache(messages)
 
@@ -36,22 +34,10 @@ def package(match: re.Match[str]) -> Facts:
     return {"environment": {**built, name: match["version"]}}
 
 
-_MODEL = re.compile(r"(?i)\b[a-z]{1,3}[ -]?\d|\b\d{3}|titan|orin|thor|xavier|spark|apple|radeon|amd\b|intel")
-
-
-def card(match: re.Match[str]) -> Facts | None:
-    """The card that the most of the words name, if there is one."""
-    named = {*map(str, match.re.findall(match.string))}  # of several, a sentence does not say which it was
-    words = match["card"].split() if len(named) == 1 else []
-    for end in range(len(words), 0, -1):
-        name = " ".join(words[:end]).strip(" :,.;")
-        if not _MODEL.search(name):  # most words behind "GPU" name none, and to look one up takes long
-            return None
-        with suppress(InvalidInput):
-            device = describe_device(name)
-            if device.name != f"sm{device.arch}":
-                return {"environment": {"gpu": name}}
-    return None
+def cards(match: re.Match[str]) -> Facts | None:
+    """The cards that a line of prose says its writer has; all of the log decide (``the_card``)."""
+    named = cards_in(match.string)
+    return {"environment": {"named": named}, "cards": ", ".join(named)} if named else None
 
 
 _SIZES = re.compile(r"\[([\d, ]+)\]")

@@ -17,7 +17,7 @@ FOUND = sorted(path for room in ("attnsel", "rules", "backends") for path in ROO
 FILES = [path for path in FOUND if path.stem not in ELSEWHERE]
 # Of us, or what we asked ourselves: these have no source.
 OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "shapes", "sentences"} | {
-    *("open_engines", "gpu_spellings", "libraries", "machine", "texts", "findings", "questions"),
+    *("open_engines", "gpu_spellings", "libraries", "machine", "texts", "mentions", "findings", "questions"),
 }
 # Columns.
 LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"} | {  # part, what it does, texts
@@ -32,7 +32,7 @@ KEY = LOGS | {
     "tiles": 5,
     "filters": 6,
     "open_engines": 3,
-    "gpu_spellings": 2,
+    **dict.fromkeys(("gpu_spellings", "mentions"), 2),
     "questions": 2,
 }
 FORMS = {

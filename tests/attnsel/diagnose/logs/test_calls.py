@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any, get_args
 
 from attnsel.diagnose.logs.answer import Stated, rebuild
-from attnsel.diagnose.logs.calls import SEEN, Calls, Gathered, LoggedCall
+from attnsel.diagnose.logs.calls import SEEN, Calls, Gathered, LoggedCall, gather
 from attnsel.diagnose.logs.message import Finding, Kind, Variant
 from attnsel.diagnose.logs.reader import Entry
 from tables import each
@@ -109,7 +111,7 @@ OLD = Variant("old", "buy", ("A1",), archs=(0, 75))
 NEW = Variant("new", "build", ("A2",), archs=(100, 129))
 NAMED = Variant("named", "f", ("A3",), seen=("lib", "other"))
 ELSE = Variant("else", "g", ("A4", "A1"), unseen=("lib",))
-TORCH = Variant("torch", "t", torch="2.5.0")
+TORCH = Variant("torch", "t", at=("torch>=2.5,<2.5.1",))
 
 
 @each(
@@ -173,3 +175,14 @@ def test_a_question_is_rebuilt_from_what_is_said_and_supposed() -> None:
     bare = rebuild(call._replace(findings=(said._replace(params={}),)), (), Stated())
     assert (bare.described, bare.assumed[0].split()[0], bare.environment.device.arch) == (False, "GPU", 90)
     assert "cudnn 9.7.0, as its message needs" in bare.assumed
+
+
+FACTS = csv.DictReader(Path(__file__).with_name("facts.csv").open(encoding="utf-8"))
+
+
+@each(("text", "states"), [(row["text"], row["states"]) for row in FACTS])
+def test_what_a_line_states_of_the_machine(text: str, states: str) -> None:
+    """Cards and releases in prose, and the same words where they are nobody's; lines stand between arrows."""
+    machine = gather(text.split(" ⏎ ")).machine
+    told = {name: value for one in reversed(machine) for name, value in one.environment.items()}
+    assert "; ".join(f"{name}={value}" for name, value in sorted(told.items())) == states, text
