@@ -75,7 +75,13 @@ def by_library() -> dict[str, list[Shown]]:
     lines = _lines()
     found: dict[str, list[Shown]] = defaultdict(list)
     for library in libraries():
-        if library.name in ("seen", "the machine", "attention"):  # no message of a library
+        if library.name in (
+            "seen",
+            "the machine",
+            "attention",
+            "an optional package",
+            "the build",
+        ):  # no message of a library
             continue
         taken = {one.anchor for one in found[library.name]}
         for message in library.messages:

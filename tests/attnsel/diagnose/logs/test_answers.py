@@ -28,6 +28,7 @@ DERIVED = {"cudnn_frontend", "head_dim_v", "dtype", "tensors"}  # told in other 
 THREADS = {
     one["name"]: one for one in csv.DictReader((RECORD.parent / "threads/threads.csv").open(encoding="utf-8"))
 }
+FORMS = [*csv.DictReader((RECORD.parent / "forms.csv").read_text(encoding="utf-8").splitlines(True)[2:])]
 IN_JSON = ("made", "NVIDIA-TransformerEngine-2285.txt")
 
 
@@ -57,14 +58,27 @@ def test_whole_answers_are_as_they_are_written_down(record: Record) -> None:
     record.holds(RECORD, "\n".join(reports()).splitlines())
 
 
+def told(log: str) -> tuple[str, dict[str, str]]:
+    """An answer, its first sentence and what it proposes; all empty where nothing is known."""
+    found = explained(gather(log.splitlines()), Stated())
+    text = to_text(log_document(found), 99) if found.answers else ""
+    verdict = re.split(r"\n *(?:Why|What helps|What the log says)\n", text)[0]
+    helps = " ".join(re.findall(r"What helps\n(.*?)\n *What the log says\n", text, re.DOTALL))
+    return text, {"says": " ".join(verdict.split()), "helps": " ".join(helps.split())}
+
+
+@each("form", FORMS)
+def test_what_no_row_knows_is_read_by_its_form_near_attention_alone(form: dict[str, str]) -> None:
+    for cell, place in told(form["log"])[1].items():
+        assert re.search(form[cell] or r"\A\Z", place), (cell, place)
+
+
 @each("name", [*THREADS])
 def test_a_thread_is_told_its_cause_and_what_helped_there(name: str) -> None:
     thread, log = THREADS[name], (RECORD.parent / f"threads/{name}.txt").read_text(encoding="utf-8")
-    text = to_text(log_document(explained(gather(log.splitlines()), Stated())), 99)
-    verdict = re.split(r"\n *(?:Why|What helps|What the log says)\n", text)[0]
-    helps = " ".join(re.findall(r"What helps\n(.*?)\n *What the log says\n", text, re.DOTALL))
-    for cell, place in (("says", verdict), ("helps", helps)):
-        assert re.search(thread[cell], " ".join(place.split())), (cell, place)
+    text, places = told(log)
+    for cell, place in places.items():
+        assert re.search(thread[cell], place), (cell, place)
     assert not thread["never"] or not re.search(thread["never"], " ".join(text.split())), text
     assert all(code in text for code in thread["codes"].split()), text
 
