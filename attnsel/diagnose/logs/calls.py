@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 from attnsel.diagnose.logs.message import Finding, Variant, elsewhere, for_this_log
@@ -242,11 +242,12 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     missing = environment.get("missing") or ()
     seen = {finding.text for finding in told if finding.library == SEEN}
     seen |= {missing} if isinstance(missing, str) else set(missing)
-    archs = set()
+    cards = set()
     for finding in told:
         with suppress(InvalidInput, KeyError):
-            archs.add(describe_device(str(finding.environment["gpu"])).arch)
-    arch = archs.pop() if len(archs) == 1 else None  # of several cards nobody says which one it was
+            cards.add(attrgetter("arch", "type")(describe_device(str(finding.environment["gpu"]))))
+    arch, kind = cards.pop() if len(cards) == 1 else (None, "")  # of several nobody says which one it was
+    seen.add(kind)
     holds = methodcaller("holds", arch, str(environment.get("torch") or ""), seen)
     for call in calls:
         meant = (_meant(finding, arch, holds) for finding in call.findings)
