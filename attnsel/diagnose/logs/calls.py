@@ -21,8 +21,7 @@ from attnsel.environment import COMPONENTS, describe_device
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 
-SEEN = "seen"
-"""The library of findings that only say whose code a log shows, ``text`` is its name; and of exceptions."""
+SEEN = "seen"  # the library of findings that only say whose code a log shows (``text``), and of exceptions
 
 _Key = tuple[Finding, ...]
 _MOST = 2000  # different calls; what is beyond is counted
@@ -257,11 +256,11 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
 
 def _meant(finding: Finding, arch: int | None, holds: Callable[[Variant], bool]) -> Finding | None:
     """With the meaning that holds: several joined where the log does not tell them apart, None for none."""
-    wheel = finding.fix.startswith(("{REBUILD}", "{WHEEL}"))  # of flash-attn
+    meanings = finding.variants or (Variant(finding.known, finding.fix, finding.codes),)
+    wheel = any(one.fix.startswith(("{REBUILD}", "{WHEEL}")) for one in meanings)  # of flash-attn
     there = (one for library, one in elsewhere() if wheel or library == finding.library)
     platform = [*filter(holds, there)][:1] if finding.kind == "error" else []
-    whole = Variant(finding.known, finding.fix, finding.codes)
-    holding = [*filter(holds, platform or finding.variants or (whole,))]
+    holding = [*filter(holds, platform or meanings)]
     if not holding:
         return None
     certain = [one for one in holding if one.seen or one.torch or (one.archs and arch is not None)]
@@ -331,9 +330,8 @@ def _identity(finding: Finding) -> str:
     return f"{finding.library}|{finding.kind}|{finding.text}|{finding.candidates}|{facts}"
 
 
+# Different texts that are read from a log's beginning and its end: each takes 0.4 ms, what repeats nothing.
 FIRST_TEXTS, LAST_TEXTS = 5000, 2500
-"""So many different texts are read from a log's beginning and end: what repeats costs nothing, and each of
-these some 0.4 ms."""
 
 
 def gather(lines: Iterable[str]) -> Gathered:
