@@ -87,11 +87,11 @@ def cards_in(text: str) -> tuple[str, ...]:
 
 def the_card(names: Iterable[str]) -> str | None:
     """What all names of a text come to: the card, of several their architecture; None where they differ."""
-    cards: dict[str, str] = {}
+    cards: dict[str, tuple[str, str]] = {}  # a board's own name is none that can be looked up
     with suppress(ValueError):  # a CPU among them
-        cards = {(card := look_up_gpu(name)).name: card.target for name in names}
-    if len({*cards.values()}) != 1:
+        cards = {(card := look_up_gpu(name)).name: (card.target, name) for name in names}
+    if len({target for target, _ in cards.values()}) != 1:
         return None
-    target = next(iter(cards.values()))
-    named = [name for name in cards if name != target]
+    target = next(iter(cards.values()))[0]
+    named = [name for card, (_, name) in cards.items() if card != target]
     return named[0] if len(named) == 1 else target

@@ -239,7 +239,8 @@ def _messages() -> dict[str, list[tuple[str, Message]]]:
         if library.name not in (ANY, SEEN, "the machine"):
             for message in library.messages:
                 if message.says.kind not in _NO_CAUSE:
-                    name = f"{library.name}: {(message.says.known or message.quicks[0]).strip()[:90]}"
+                    only = message.says.variants[0].known if len(message.says.variants) == 1 else ""
+                    name = f"{library.name}: {(message.says.known or only or message.quicks[0]).strip()[:90]}"
                     found.setdefault(name, []).append((library.name, message))
     return found
 

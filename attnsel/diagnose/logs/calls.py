@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 from attnsel.diagnose.logs.message import Finding, Variant, elsewhere, for_this_log
 from attnsel.diagnose.logs.reader import Entry, entries
 from attnsel.diagnose.logs.vocabulary import gate, likely, more, shape_of
-from attnsel.environment import COMPONENTS
-from attnsel.environment.gpus import look_up_gpu
+from attnsel.environment import COMPONENTS, Device, describe_device
 from attnsel.environment.mentions import the_card
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import unlike
 
-SEEN = "seen"
-"""The library of findings that only say whose code a log shows, ``text`` is its name; and of exceptions."""
+SEEN = "seen"  # the library of findings that only say whose code a log shows (``text``), and of exceptions
 
 _Key = tuple[Finding, ...]
 _MOST = 2000  # different calls; what is beyond is counted
@@ -256,8 +254,9 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     seen = {finding.text for finding in told if finding.library == SEEN}
     seen |= {missing} if isinstance(missing, str) else set(missing)
     card = the_card(one.environment["gpu"] for one in told if "gpu" in one.environment)
-    arch = look_up_gpu(card).arch or None if card else None  # of several nobody says which one it was
-    holds = methodcaller("holds", arch, environment, seen)
+    device = describe_device(card) if card else Device()  # of several nobody says which one it was
+    arch = device.arch or None
+    holds = methodcaller("holds", arch, environment, {*seen, device.type if card else ""})
     for call in calls:
         meant = (_meant(finding, arch, holds, unlike(environment)) for finding in call.findings)
         if findings := tuple(finding for finding in meant if finding is not None):
@@ -267,11 +266,11 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
 def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], apart: str) -> Finding | None:
     """With the meaning that holds: several joined where the log does not tell them apart, None for none.
     ``apart``: for what a build is not, told beside that it is for another torch, CUDA or Python."""
-    wheel = said.fix.startswith(("{REBUILD}", "{WHEEL}"))  # of flash-attn
+    meanings = said.variants or (Variant(said.known, said.fix, said.codes),)
+    wheel = any(one.fix.startswith(("{REBUILD}", "{WHEEL}")) for one in meanings)  # of flash-attn
     there = (one for library, one in elsewhere() if wheel or library == said.library)
     platform = [*filter(holds, there)][:1] if said.kind == "error" else []
-    whole = Variant(said.known, said.fix, said.codes)
-    holding = [*filter(holds, platform or said.variants or (whole,))]
+    holding = [*filter(holds, platform or meanings)]
     if not holding:
         return None
     certain = [one for one in holding if one.seen or one.at or (one.archs and arch is not None)]
@@ -342,9 +341,8 @@ def _identity(finding: Finding) -> str:
     return f"{finding.library}|{finding.kind}|{finding.text}|{finding.candidates}|{facts}"
 
 
+# Different texts that are read from a log's beginning and its end: each takes 0.4 ms, what repeats nothing.
 FIRST_TEXTS, LAST_TEXTS = 5000, 2500
-"""So many different texts are read from a log's beginning and end: what repeats costs nothing, and each of
-these some 0.4 ms."""
 
 
 def gather(lines: Iterable[str]) -> Gathered:

@@ -46,6 +46,7 @@ Kind = Literal["question", "refusal", "chosen", "error", "note", "frame", "machi
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _LONGEST_SHOWN, _LONGEST_WORD = 300, 400  # characters
+_LOGGED = re.compile(r"\A.{0,60}?\b(?:INFO|WARN(?:ING)?|DEBUG)\b|consider installing")  # what ends no program
 
 
 @json_fields("library", "kind", "text", "candidates", "source")
@@ -188,7 +189,8 @@ class Message:
         }
         shown = _filled(self.text, words) or given["text"]
         given["text"] = short(scrub(" ".join(shown.split())), str, _LONGEST_SHOWN)
-        given["unread"] = tuple(scrub(one) for one in given.get("unread", ()))
+        if says.kind == "error" and _LOGGED.search(text):
+            given["kind"] = "note"
         given["params"] = {**says.params, **params, **told.get("params", NOTHING)}
         given["environment"] = {**says.environment, **environment, **told.get("environment", NOTHING)}
         given["variants"] = tuple(

@@ -123,7 +123,7 @@ def _parts(answer: AnsweredCall) -> Iterator[Block]:
     if not helps and not (rebuilt.described and rebuilt.placed):
         gpu = rebuilt.environment.device.name if rebuilt.placed else "NAME"
         ran = answer.call.outcome is not None and answer.call.outcome.kind == "chosen"
-        lead = "nothing to repair; whether a faster one would run" if ran else "the call with flags"
+        lead = "which kernel runs is no error; whether another would run" if ran else "the call with flags"
         helps.append(Item(f"{lead}: attnsel explain --gpu {gpu} --head-dim … --seqlen …", "→"))
     if helps:
         yield _part("What helps", helps)

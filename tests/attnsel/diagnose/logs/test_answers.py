@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import lzma
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES
 from attnsel.diagnose.logs.answer import AnsweredCall, Stated, _ways, explained
 from attnsel.diagnose.logs.calls import gather
-from attnsel.diagnose.logs.report import log_document
+from attnsel.diagnose.logs.report import _verdict, log_document
 from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
 from records import Record
@@ -81,6 +82,23 @@ def test_a_thread_is_told_its_cause_and_what_helped_there(name: str) -> None:
         assert re.search(thread[cell], place), (cell, place)
     assert not thread["never"] or not re.search(thread["never"], " ".join(text.split())), text
     assert all(code in text for code in thread["codes"].split()), text
+
+
+def test_nothing_is_told_against_what_a_log_says() -> None:
+    """``never.csv`` over every text that is kept: threads, cases, and reports of servers."""
+    rules = [*csv.DictReader(RECORD.with_name("never.csv").read_text(encoding="utf-8").splitlines()[2:])]
+    paths = (path for folder in ("threads", "cases") for path in RECORD.parent.glob(f"{folder}/*.txt"))
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in paths}
+    texts |= json.loads(lzma.decompress(RECORD.with_name("reports.json.xz").read_bytes()))
+    found = []
+    for name, text in texts.items():
+        answers = explained(gather(text.splitlines()), Stated()).answers
+        told = {"verdict": [*map(_verdict, answers)], "fixes": [fix for a in answers for fix in a.fixes]}
+        for rule in rules:
+            meant = re.search(rule["log"], text) and not re.search(rule["unless"] or r"(?!)", text)
+            if meant and (said := re.search(rule["never"], "\n".join(told[rule["place"]]))):
+                found.append((name, rule["name"], said[0]))
+    assert not found
 
 
 def test_four_ways_help_and_none_that_is_not_worth_showing() -> None:
