@@ -23,7 +23,8 @@ from typing import IO, Any
 from attnsel.diagnose.scrub import scrub
 from attnsel.errors import InvalidInput
 
-LONGEST_LINE = 64 << 10  # characters; what is longer is read as several lines
+LONGEST_LINE = 64 << 10  # characters; what is longer is read as several lines,
+_MOST_PIECES = 16  # as so many; the rest of such a line is passed over
 HEAD, TAIL = 12 << 20, 24 << 20  # bytes read of both ends of a longer file; of a stream both at its head
 _PATIENCE = 2.0  # seconds for the writer of a named pipe to come
 _SNIFFED = 8192  # bytes by which text is told from the rest
@@ -99,11 +100,13 @@ def lines_of(
 
 
 def _text(raw: IO[bytes], encoding: str, longest: int, most: int) -> Iterator[str]:
-    text, done = io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=None), 0
+    text, done, pieces = io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=None), 0, 0
     try:
         while done < most and (line := text.readline(longest)):
             done += len(line)
-            yield line
+            if pieces < _MOST_PIECES:
+                yield line
+            pieces = 0 if line.endswith("\n") else pieces + 1
     finally:
         text.detach()
 

@@ -81,6 +81,11 @@ def test_what_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
             gather(lines_of(file, lambda done: None))
 
 
+def test_of_an_endless_line_its_beginning_is_read_and_the_next_line() -> None:
+    lines = list(lines_of(io.BytesIO(b"x" * (2 << 20) + b"\nnext\n"), lambda done: None))
+    assert (sum(map(len, lines[:-1])), len(lines[0]), lines[-1]) == (1 << 20, 64 << 10, "next\n")
+
+
 def test_ranks_without_prefixes_that_say_the_same_are_counted() -> None:
     question = "DEBUG:x:Running with config={'compute_capability': 'sm90', 'head_dim_qk': 64}\n"
     chosen = "DEBUG:x:Selected backend = FusedAttention (sub-backend 1)\n"
