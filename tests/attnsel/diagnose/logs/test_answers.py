@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import lzma
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,11 +84,10 @@ def test_a_thread_is_told_its_cause_and_what_helped_there(name: str) -> None:
 
 
 def test_nothing_is_told_against_what_a_log_says() -> None:
-    """``never.csv`` over every text that is kept: threads, cases, and reports of servers."""
+    """``never.csv`` over every text that is kept: threads and cases."""
     rules = [*csv.DictReader(RECORD.with_name("never.csv").read_text(encoding="utf-8").splitlines()[2:])]
     paths = (path for folder in ("threads", "cases") for path in RECORD.parent.glob(f"{folder}/*.txt"))
     texts = {path.stem: path.read_text(encoding="utf-8") for path in paths}
-    texts |= json.loads(lzma.decompress(RECORD.with_name("reports.json.xz").read_bytes()))
     found = []
     for name, text in texts.items():
         answers = explained(gather(text.splitlines()), Stated()).answers
