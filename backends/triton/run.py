@@ -304,7 +304,7 @@ def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | Steps | None:
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor
     ) -> tuple[Tensor, ...]:
         given = Inputs(q, k, v)
-        more = out, lse, dout, None
+        more = out, lse, _rows_contiguous(dout), None
         kept = place_for("backward", spec, given, more)
         if not kept:
             return backward(spec, given, Result(out, lse), dout)[:3]
