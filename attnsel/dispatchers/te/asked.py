@@ -11,7 +11,7 @@ from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.verdicts.dispatch import Switch
+from attnsel.verdicts.dispatch import switches_in
 
 FLASH_2, FLASH_3, FLASH_4 = "FlashAttention 2", "FlashAttention 3", "FlashAttention 4"
 FUSED, UNFUSED = "FusedAttention", "UnfusedDotProductAttention"
@@ -189,7 +189,7 @@ def _reading(word: str) -> Callable[[FilterInput], Any]:
     if word.startswith("NVTE_"):
         return lambda a: a.enabled(word)
     for holder, kind in (("", FilterInput), ("env.", Environment), ("p.", AttentionParams)):
-        if hasattr(kind, word) or word in getattr(kind, "model_fields", ()):
+        if hasattr(kind, word) or word.partition(".")[0] in getattr(kind, "model_fields", ()):
             return attrgetter(f"{holder}{word}")
     raise LookupError(f"filters.csv: nobody knows {word}")
 
@@ -200,42 +200,8 @@ def _value(text: str) -> Any:
     return Version.parse(text) if "." in text else text
 
 
-# ---- TransformerEngine's variables that decide which attention runs ------------------------------------
-
-
-_UTILS = "dot_product_attention/utils.py of 2.20.2"
-
-
-def _on_off(name: str, meaning: str, lines: str) -> Switch:
-    return Switch(name, ("0", "1"), meaning, f"{_UTILS}, lines {lines}")
-
-
-SWITCHES: tuple[Switch, ...] = (
-    _on_off("NVTE_FLASH_ATTN", "0 takes away FlashAttention 2, 3 and 4", "609-612"),
-    _on_off("NVTE_FLASH_ATTN_V2", "0 takes away FlashAttention 2 (from 2.18 on)", "610"),
-    _on_off("NVTE_FLASH_ATTN_V3", "0 takes away FlashAttention 3 (from 2.18 on)", "611"),
-    _on_off("NVTE_FLASH_ATTN_V4", "0 takes away FlashAttention 4 (from 2.18 on)", "612"),
-    _on_off("NVTE_FUSED_ATTN", "0 takes away FusedAttention, which is cuDNN", "614"),
-    _on_off("NVTE_UNFUSED_ATTN", "0 takes away UnfusedDotProductAttention", "615"),
-    _on_off(
-        "NVTE_UnfusedDPA_Emulate_FP8",
-        "1 lets UnfusedDotProductAttention emulate attention in FP8",
-        "738-742",
-    ),
-    Switch(
-        "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
-        ("0", "1"),
-        "0 asks for deterministic kernels, as torch.use_deterministic_algorithms does; read once, when the "
-        "module is made",
-        "dot_product_attention.py of 2.20.2, lines 949-952",
-    ),
-    Switch(
-        "NVTE_FUSED_ATTN_USE_FAv2_BWD",
-        ("0", "1"),
-        "1 runs FlashAttention 2's backward behind FusedAttention's forward on sm90, without a bias",
-        "dot_product_attention/backends.py of 2.20.2, lines 2332-2334",
-    ),
-)
+SWITCHES = switches_in("attnsel.dispatchers.te")
+"""The variables that decide which attention runs."""
 
 
 def held(env: Environment) -> dict[str, str]:
