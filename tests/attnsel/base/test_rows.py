@@ -31,6 +31,7 @@ KEY = LOGS | {
     "secrets": 2,
     "tiles": 5,
     "filters": 6,
+    "checks": 8,
     "open_engines": 3,
     "gpu_spellings": 2,
     "questions": 2,
@@ -53,7 +54,7 @@ FORMS = {
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
     "replaced_by write why values others opt_in example packages newest released gfx "
     "text looked_for dispatcher ask stack parts defaults says without package conditions since until "
-    "told switch unread thread where",
+    "told switch unread thread where own before effect",
     ".*": "quick instead",  # it stands so in a log or a name, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }
