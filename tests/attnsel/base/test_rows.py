@@ -35,6 +35,7 @@ KEY = LOGS | {
     "open_engines": 3,
     "gpu_spellings": 2,
     "questions": 2,
+    "inputs": 2,
 }
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",
