@@ -17,7 +17,16 @@ FOUND = sorted(path for room in ("attnsel", "rules", "backends") for path in ROO
 FILES = [path for path in FOUND if path.stem not in ELSEWHERE]
 # Of us, or what we asked ourselves: these have no source.
 OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "shapes", "sentences"} | {
-    *("open_engines", "gpu_spellings", "libraries", "machine", "texts", "findings", "questions"),
+    *(
+        "open_engines",
+        "gpu_spellings",
+        "libraries",
+        "machine",
+        "texts",
+        "findings",
+        "questions",
+        "copy_advice",
+    ),
 }
 # Columns.
 LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"} | {  # part, what it does, texts
@@ -36,6 +45,7 @@ KEY = LOGS | {
     "gpu_spellings": 2,
     "questions": 2,
     "inputs": 2,
+    "copy_advice": 2,
 }
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",

@@ -129,6 +129,7 @@ BOUNDED_BY_WHAT_IS_ASKED = {
     "attnsel.environment.releases.torch_builds": "it takes no argument",
     "attnsel.environment.wheels.on_pypi": "it takes no argument",
     "attnsel.report.html._templates": "it takes no argument",
+    "attnsel.report.copy_advice._texts": "it takes no argument",
     "attnsel.report.prose._patterns": "it takes no argument",
     "attnsel.pages.can_i_use.all_features": "it takes no argument",
 }
