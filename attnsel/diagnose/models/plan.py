@@ -102,7 +102,7 @@ class Cell(NamedTuple):
 
 
 def allocated(selection: Selection, call: Call | None = None) -> dict[str, int]:
-    """Bytes of the kernel that runs, by what for: another library's choice where that was asked, else attnsel's
+    """Bytes of the kernel that runs, by what for: another library's choice where that was asked, else ours
     with the copies for it; of a ``call`` that writes attention out, the model's own code."""
     dispatched, chosen = selection.dispatched, selection.chosen
     name, adaptations = ("", ()) if chosen is None else (chosen.name, chosen.adaptations)
