@@ -41,6 +41,7 @@ KEY = LOGS | {
     "tiles": 5,
     "filters": 6,
     "checks": 8,
+    "refusals": 5,
     "open_engines": 3,
     "gpu_spellings": 2,
     "questions": 2,
