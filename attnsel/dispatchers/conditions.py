@@ -38,7 +38,7 @@ def read_filter(
     """``named``: functions that are words of conditions; a row that says nothing has one that gives its text.
     ``reading``: of every other word."""
     says = row["says"]
-    conditions = [_condition(part, named, reading) for part in row["conditions"].split(", ")]
+    conditions = [condition(part, named, reading) for part in row["conditions"].split(", ")]
 
     def check(a: Any) -> str:
         return says.format(a=a, p=a.p) if all(holds(a) for holds in conditions) else ""
@@ -57,7 +57,7 @@ _COMPARED: dict[str, Callable[[Any, tuple[Any, ...]], bool]] = {
 }
 
 
-def _condition(
+def condition(
     text: str, named: Mapping[str, Callable[[Any], Any]], reading: Reading
 ) -> Callable[[Any], bool]:
     """``arch < 90``, ``dtype != bf16|fp16``, ``packed``, ``not packed``."""

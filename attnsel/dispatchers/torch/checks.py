@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from attnsel.base.rows import read_rows
+from attnsel.dispatchers.conditions import attribute, condition
 from attnsel.dispatchers.torch.switches import Held
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
@@ -62,8 +63,7 @@ class Objection(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A row. ``own``: what it says by itself, as text and the rule it is closest to. It looks ``where`` that
-    ``is_so``."""
+    """A row. ``own``: what it says by itself, as text and the rule it is closest to; ``where`` it looks."""
 
     name: str
     file: str
@@ -72,13 +72,10 @@ class Check(NamedTuple):
     since: tuple[int, ...] = ()
     before: tuple[int, ...] = _NEVER
     where: Callable[[CheckInput], bool] | None = None
-    is_so: bool = True
     effect: str = ""
 
     def holds_for(self, asked: CheckInput) -> bool:
-        if not self.since <= asked.release < self.before:
-            return False
-        return self.where is None or self.where(asked) is self.is_so
+        return self.since <= asked.release < self.before and (self.where is None or self.where(asked))
 
     def objections(self, asked: CheckInput, found: Mapping[str, Reason]) -> list[Objection]:
         said = self.own(asked) if self.own is not None else None
@@ -266,20 +263,13 @@ def _wants_whole_vectors(asked: CheckInput) -> bool:
     return asked.env.device.type == "rocm" or asked.arch >= 80 or (half and asked.arch >= 70)
 
 
-def _ampere(asked: CheckInput) -> bool:
-    return asked.arch >= 80
-
-
-def _rocm(asked: CheckInput) -> bool:
-    return asked.env.device.type == "rocm"
-
-
 _OWN = (
     *(_no_groups, _no_groups_on_cpus, _batches, _stride, _any_stride, _mask_stride, _mask_of_no_rows),
     *(_mask_ends, _mask_dimensions, _mask_gradient, _offset, _beyond, _too_early, _not_opted_in),
     *(_early_cudnn, _fa4_head_dims, _half_filled_tile),
 )
-_WHERE = (_asks_fa4, _has_fa3_in_fp8, _wants_whole_vectors, _ampere, _rocm)
+_WHERE = (_asks_fa4, _has_fa3_in_fp8, _wants_whole_vectors)
+_PLACES = (("", CheckInput), ("env.", Environment))
 
 
 def _read_checks() -> dict[str, tuple[Check, ...]]:
@@ -295,8 +285,7 @@ def _read_checks() -> dict[str, tuple[Check, ...]]:
             named[row["own"]],
             _release(row["since"]),
             _release(row["before"]) or _NEVER,
-            named[row["where"].removeprefix("not ")],
-            not row["where"].startswith("not "),
+            condition(row["where"], named, lambda word: attribute(word, _PLACES)) if row["where"] else None,
             row["effect"],
         )
         for kernel in row["kernels"].split():
