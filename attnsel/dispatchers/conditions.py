@@ -37,11 +37,10 @@ def read_filter(
 ) -> Filter:
     """``named``: functions that are words of conditions; a row that says nothing has one that gives its text.
     ``reading``: of every other word."""
-    says = row["says"]
-    conditions = [condition(part, named, reading) for part in row["conditions"].split(", ")]
+    says, holds = row["says"], read_conditions(row["conditions"], named, reading)
 
     def check(a: Any) -> str:
-        return says.format(a=a, p=a.p) if all(holds(a) for holds in conditions) else ""
+        return says.format(a=a, p=a.p) if holds(a) else ""
 
     start, end = (Version.parse(row[name]) if row[name] else None for name in ("since", "until"))
     text = check if says else named[row["conditions"]]
@@ -57,7 +56,15 @@ _COMPARED: dict[str, Callable[[Any, tuple[Any, ...]], bool]] = {
 }
 
 
-def condition(
+def read_conditions(
+    text: str, named: Mapping[str, Callable[[Any], Any]], reading: Reading
+) -> Callable[[Any], bool]:
+    """Whether all of them hold, with commas between."""
+    each = [_condition(part, named, reading) for part in text.split(", ") if part]
+    return lambda a: all(holds(a) for holds in each)
+
+
+def _condition(
     text: str, named: Mapping[str, Callable[[Any], Any]], reading: Reading
 ) -> Callable[[Any], bool]:
     """``arch < 90``, ``dtype != bf16|fp16``, ``packed``, ``not packed``."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from attnsel.base.rows import read_rows
-from attnsel.dispatchers.conditions import attribute, condition
+from attnsel.dispatchers.conditions import attribute, read_conditions
 from attnsel.dispatchers.torch.switches import Held
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
@@ -25,7 +25,6 @@ HEADER = "sdp_utils_cpp.h"
 CUDA = "cuda/sdp_utils.cpp"
 CPU = "sdp_utils_cpp.cpp"
 XPU = "mkldnn/xpu/Attention.cpp"
-XPU_FLASH = "transformers/xpu/sdp_utils.cpp"
 _NEVER = (99,)
 _HALF = ("bf16", "fp16")
 
@@ -63,23 +62,26 @@ class Objection(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A row. ``own``: what it says by itself, as text and the rule it is closest to; ``where`` it looks."""
+    """A row. ``says`` and ``own``: what it says by itself, the latter with the rule it is closest to.
+    ``where``: of which calls."""
 
     name: str
     file: str
     codes: tuple[str, ...] = ()
+    says: str = ""
     own: Callable[[CheckInput], tuple[str, str] | None] | None = None
     since: tuple[int, ...] = ()
     before: tuple[int, ...] = _NEVER
-    where: Callable[[CheckInput], bool] | None = None
+    where: Callable[[CheckInput], bool] = bool
     effect: str = ""
 
     def holds_for(self, asked: CheckInput) -> bool:
-        return self.since <= asked.release < self.before and (self.where is None or self.where(asked))
+        return self.since <= asked.release < self.before and self.where(asked)
 
     def objections(self, asked: CheckInput, found: Mapping[str, Reason]) -> list[Objection]:
         said = self.own(asked) if self.own is not None else None
         texts = [said] if said is not None else []
+        texts += [(self.says.format(p=asked.p), "")] if self.says else []
         texts += [(found[code].message, code) for code in self.codes if code in found]
         return [Objection(self, *text, self.effect == "silent", self.effect == "raises") for text in texts]
 
@@ -263,13 +265,35 @@ def _wants_whole_vectors(asked: CheckInput) -> bool:
     return asked.env.device.type == "rocm" or asked.arch >= 80 or (half and asked.arch >= 70)
 
 
+_SYCL = re.compile(r"pvc|ponte|\bmax 1\d\d\d|bmg|battlemage|\bb(50|60|70|570|580)\b|^xpu$|^$")
+"""Ponte Vecchio and Battlemage (pytorch#167057); a GPU without a name may be one."""
+
+
+def _not_for_sycl(asked: CheckInput) -> tuple[str, str] | None:
+    card, platform = asked.env.device.name or "xpu", asked.env.platform
+    near = platform == "linux" and _SYCL.search(card.casefold())
+    return None if near else (f"the GPU is {card} on {platform}", "")
+
+
+def _oblong(asked: CheckInput) -> bool:
+    return asked.p.max_seqlen_q != asked.p.max_seqlen_kv
+
+
+def _wide(asked: CheckInput) -> bool:
+    return max(asked.p.head_dim_qk, asked.p.head_dim_v) > 576
+
+
+def _unlike_or_wide(asked: CheckInput) -> bool:
+    return not asked.p.head_dim_qk == asked.p.head_dim_v <= 192
+
+
 _OWN = (
     *(_no_groups, _no_groups_on_cpus, _batches, _stride, _any_stride, _mask_stride, _mask_of_no_rows),
     *(_mask_ends, _mask_dimensions, _mask_gradient, _offset, _beyond, _too_early, _not_opted_in),
-    *(_early_cudnn, _fa4_head_dims, _half_filled_tile),
+    *(_early_cudnn, _fa4_head_dims, _half_filled_tile, _not_for_sycl),
 )
-_WHERE = (_asks_fa4, _has_fa3_in_fp8, _wants_whole_vectors)
-_PLACES = (("", CheckInput), ("env.", Environment))
+_WHERE = (_asks_fa4, _has_fa3_in_fp8, _wants_whole_vectors, _oblong, _wide, _unlike_or_wide)
+_PLACES = (("", CheckInput), ("held.", Held), ("env.", Environment), ("p.", AttentionParams))
 
 
 def _read_checks() -> dict[str, tuple[Check, ...]]:
@@ -282,10 +306,11 @@ def _read_checks() -> dict[str, tuple[Check, ...]]:
             row["name"],
             row["file"],
             tuple(row["codes"].split()),
+            row["says"],
             named[row["own"]],
             _release(row["since"]),
             _release(row["before"]) or _NEVER,
-            condition(row["where"], named, lambda word: attribute(word, _PLACES)) if row["where"] else None,
+            read_conditions(row["where"], named, lambda word: attribute(word, _PLACES)),
             row["effect"],
         )
         for kernel in row["kernels"].split():
@@ -298,40 +323,6 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 _CHECKS = _read_checks()
-_SYCL = re.compile(r"pvc|ponte|\bmax 1\d\d\d|bmg|battlemage|\bb(50|60|70|570|580)\b|^xpu$|^$")
-"""Ponte Vecchio and Battlemage (pytorch#167057); a GPU without a name may be one."""
-
-
-def _on_xpu(kernel: str, asked: CheckInput) -> list[Objection]:
-    """What Intel's choosers have against their kernels beside the shared checks; no rule is about these."""
-    p, device, rank = asked.p, asked.env.device.name or "xpu", asked.p.tensors.rank
-    d, e = p.head_dim_qk, p.head_dim_v
-    dims, dtype = f"head_dim_qk and head_dim_v are {d} and {e}, needs", f"dtype is {p.dtype}, needs"
-    near = asked.env.platform == "linux" and bool(_SYCL.search(device.casefold()))
-    square = not p.causal or p.max_seqlen_q == p.max_seqlen_kv
-    said: tuple[tuple[str, bool, str], ...] = (
-        ("check_for_dropout", not p.dropout, f"attention_dropout is {p.attention_dropout:g}"),
-        ("check_tensor_shapes", rank == 4 or (rank == 3 and asked.release >= (2, 14)), f"{rank} dimensions"),
-    )
-    if kernel == "overrideable":
-        said += (
-            ("check_head_dim_size_xpu", max(d, e) <= 576, f"{dims} at most 576"),
-            ("check_no_grad", not p.is_training, "q, k or v require a gradient"),
-            ("check_tensor_dtype", p.dtype in ("fp32", *_HALF), f"{dtype} fp32, bf16 or fp16"),
-        )
-    else:
-        said += (
-            ("check_flash_attention_hardware_support", near, f"the GPU is {device} on {asked.env.platform}"),
-            ("check_for_attn_mask", asked.mask is None, "there is an attn_mask"),
-            ("check_flash_causal_non_square_seqlens", square, "is_causal over other lengths"),
-            ("check_flash_attention_datatype", p.dtype in _HALF, f"{dtype} bf16 or fp16"),
-            ("check_flash_attention_head_dim_size", d == e <= 192, f"{dims} one of at most 192"),
-            ("check_flash_attention_deterministic", not asked.held.deterministic, "deterministic algorithms"),
-        )
-    file = XPU if kernel == "overrideable" else XPU_FLASH
-    return [Objection(Check(name, file), text) for name, holds, text in said if not holds]
-
-
 _TURNED_OFF = {
     "flash": ("check_runtime_disabled_flash", HEADER),
     "mem_efficient": ("check_runtime_disabled_mem_efficient", HEADER),
@@ -349,8 +340,6 @@ def objections(kernel: str, asked: CheckInput, found: Mapping[str, Reason]) -> l
     made: list[Objection] = []
     if kernel in asked.held.off:
         made.append(Objection(Check(*_TURNED_OFF[kernel]), "turned off", silent=kernel == "math"))
-    if asked.env.device.type == "xpu" and kernel != "math":
-        made += _on_xpu(kernel, asked)
     for check in _of(kernel, asked):
         if check.holds_for(asked):
             made += check.objections(asked, found)

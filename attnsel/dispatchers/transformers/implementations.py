@@ -262,8 +262,7 @@ _FILTERS = _filters()
 
 
 def _found(table: str, a: _Asked) -> list[Refusal]:
-    """What holds of a table: refusals, when it is "made" or "run"; what is lost, so that the numbers are "wrong";
-    or a "note"."""
+    """What holds of a table: refusals when it is "made" or "run", what makes the numbers "wrong", notes."""
     kind, release, found = "hub" if is_hub(a.name) else a.name, a.asked.release, []
     for one in _FILTERS[table]:
         if kind in one.kernels and one.holds(release) and (text := one.check(a)):

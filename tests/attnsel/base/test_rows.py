@@ -40,7 +40,7 @@ KEY = LOGS | {
     "secrets": 2,
     "tiles": 5,
     "filters": 6,
-    "checks": 8,
+    "checks": 9,
     "refusals": 5,
     "open_engines": 3,
     "gpu_spellings": 2,
