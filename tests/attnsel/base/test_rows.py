@@ -16,37 +16,29 @@ ELSEWHERE = {"figures", "figure_sources", "orders", "against", "resting", "slow_
 FOUND = sorted(path for room in ("attnsel", "rules", "backends") for path in ROOT.glob(f"{room}/**/*.csv"))
 FILES = [path for path in FOUND if path.stem not in ELSEWHERE]
 # Of us, or what we asked ourselves: these have no source.
-OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "shapes", "sentences"} | {
-    *(
-        "open_engines",
-        "gpu_spellings",
-        "libraries",
-        "machine",
-        "texts",
-        "findings",
-        "questions",
-        "copy_advice",
-    ),
+OURS = {
+    "features",
+    "asked",
+    "meant",
+    "tiles",
+    "ranges",
+    "removed",
+    "said",
+    "shapes",
+    "sentences",
+    "topics",
+} | {
+    *("open_engines", "gpu_spellings", "libraries", "machine", "texts", "findings", "questions"),
+    "copy_advice",
 }
 # Columns.
 LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"} | {  # part, what it does, texts
     **{"libraries": 3, "texts": 2},
 }
 KEY = LOGS | {
-    **dict.fromkeys(
-        ("torch_builds", "pypi", "framework_fixes", "features", "meant", "ranges", "said", "lines"), 2
-    ),
-    "flash_attn_wheels": 3,
-    "secrets": 2,
-    "tiles": 5,
-    "filters": 6,
-    "checks": 9,
-    "refusals": 5,
-    "open_engines": 3,
-    "gpu_spellings": 2,
-    "questions": 2,
-    "inputs": 2,
-    "copy_advice": 2,
+    **dict.fromkeys(("torch_builds", "pypi", "framework_fixes", "features", "meant", "ranges", "said"), 2),
+    **dict.fromkeys(("lines", "secrets", "gpu_spellings", "questions", "inputs", "copy_advice"), 2),
+    **{"flash_attn_wheels": 3, "open_engines": 3, "tiles": 5, "refusals": 5, "filters": 6, "checks": 9},
 }
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",
