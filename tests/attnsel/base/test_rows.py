@@ -16,20 +16,9 @@ ELSEWHERE = {"figures", "figure_sources", "orders", "against", "resting", "slow_
 FOUND = sorted(path for room in ("attnsel", "rules", "backends") for path in ROOT.glob(f"{room}/**/*.csv"))
 FILES = [path for path in FOUND if path.stem not in ELSEWHERE]
 # Of us, or what we asked ourselves: these have no source.
-OURS = {
-    "features",
-    "asked",
-    "meant",
-    "tiles",
-    "ranges",
-    "removed",
-    "said",
-    "shapes",
-    "sentences",
-    "topics",
-} | {
+OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "shapes", "sentences"} | {
     *("open_engines", "gpu_spellings", "libraries", "machine", "texts", "findings", "questions"),
-    "copy_advice",
+    *("copy_advice", "topics"),
 }
 # Columns.
 LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"} | {  # part, what it does, texts
