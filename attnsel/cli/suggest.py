@@ -14,8 +14,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from attnsel.base.suggestions import near, other_names
-from attnsel.base.suggestions import said as needs_more
+from attnsel.base.suggestions import near, other_names, said
 from attnsel.cli.flags import FLAGS, SHORTHANDS, Flag, blame
 from attnsel.errors import InvalidInput, short
 
@@ -53,15 +52,15 @@ def unknown_flag(error: UnknownOptionError, command: str, known: Iterable[str]) 
     """One sentence about a flag that ``command`` does not have; ``known``: those that it has."""
     typed = error.token.keyword or error.token.value
     name = typed.split("=", 1)[0]
-    said = f"there is no flag {short(name, str)}"
+    told = f"there is no flag {short(name, str)}"
     bare = name.lstrip("-").replace("_", "-").casefold()
-    for row in needs_more():
+    for row in said():
         if row.argument == "--gpu" and bare in row.names.split() and "--gpu" in known:
-            return f"{said}: {row.why}"
+            return f"{told}: {row.why}"
     meant = meant_flag(name, known)
     if meant is None:
-        return f"{said}; attnsel {command} --help-all shows every flag"
-    return f"{said}. Did you mean {meant}?"
+        return f"{told}; attnsel {command} --help-all shows every flag"
+    return f"{told}. Did you mean {meant}?"
 
 
 def meant_flag(name: str, known: Iterable[str]) -> str | None:
@@ -87,11 +86,11 @@ def unknown_command(typed: str, commands: Sequence[str]) -> str:
         where = "write it behind, such as attnsel explain --gpu H100"
         return f"{short(typed, str)} comes before the command; {where}"
     word = typed.casefold().replace("_", "-")
-    said = f'there is no command "{short(typed, str)}"'
+    told = f'there is no command "{short(typed, str)}"'
     meant = near(word, commands, other_names("command"))
     if meant is not None:
-        return f'{said}. Did you mean "{meant}"?'
-    return f"{said}; there are {', '.join(commands)}"
+        return f'{told}. Did you mean "{meant}"?'
+    return f"{told}; there are {', '.join(commands)}"
 
 
 def repeated(error: RepeatArgumentError, words: Sequence[str], flags: Iterable[Flag]) -> str:

@@ -23,7 +23,6 @@ from attnsel.verdicts.reasons import Reason
 
 HEADER = "sdp_utils_cpp.h"
 CUDA = "cuda/sdp_utils.cpp"
-CPU = "sdp_utils_cpp.cpp"
 XPU = "mkldnn/xpu/Attention.cpp"
 _NEVER = (99,)
 _HALF = ("bf16", "fp16")
