@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -42,16 +41,24 @@ def _made(role: Role, what: str, x: Tensor, out: Tensor) -> None:
 # ---- products ---------------------------------------------------------------------------------------
 
 
+def _bmm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    return _product(reader, "bmm", args[0], args[1], out)
+
+
 def _matmul(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
     """As it comes in inference mode, where a mode is not given its pieces."""
     a, b = args[0], args[1]
     if min(a.dim(), b.dim()) < 2 or (a.dim() > 2 and b.dim() > 2 and a.shape[:-2] != b.shape[:-2]):
         return None
-    return _product("mm" if b.dim() == 2 else "bmm", reader, args, kwargs, out)
+    return _product(reader, "mm" if b.dim() == 2 else "bmm", a, b, out)
+
+
+def _mm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    return _product(reader, "mm", args[0], args[1], out)
 
 
 def _baddbmm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
-    role = _product("baddbmm", reader, args[1:], kwargs, out)
+    role = _product(reader, "baddbmm", args[1], args[2], out)
     if role is not None and role.kind == "scores" and role.call is not None:
         if not role.call.multiplied(first_value(kwargs.get("alpha", 1))):
             return None
@@ -61,11 +68,8 @@ def _baddbmm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out:
     return role
 
 
-def _product(
-    operator: str, reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
-) -> Role | None:
+def _product(reader: ByHand, operator: str, a: Tensor, b: Tensor, out: Tensor) -> Role | None:
     """Probabilities times values end a call; else it may be the scores of another."""
-    a, b = args[0], args[1]
     left, right = reader.role(a), reader.role(b)
     for role, (p, v, o), contracted in (
         (left, (a, b, out), a.shape[-1]),
@@ -382,9 +386,9 @@ def _view(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: An
 
 
 HANDLERS: dict[str, Handler] = {
-    "bmm": partial(_product, "bmm"),
+    "bmm": _bmm,
     "matmul": _matmul,
-    "mm": partial(_product, "mm"),
+    "mm": _mm,
     "baddbmm": _baddbmm,
     "mul": _mul,
     "div": _div,
