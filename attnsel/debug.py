@@ -19,7 +19,7 @@ from attnsel.base.processes import ForkSafeLock
 from attnsel.base.records import stamped
 from attnsel.errors import Caller, SuspiciousCall, caller, printable, short
 from attnsel.report.answer import one_line
-from attnsel.report.copy_advice import COPIES, advice
+from attnsel.report.copy_advice import advice, is_spared
 from attnsel.report.short import report_document, selection_record
 from attnsel.report.text import to_text
 from attnsel.report.words import on_gpu
@@ -144,7 +144,7 @@ def _warn_copies(selection: SelectionView, settings: Settings, label: str) -> No
     p, name = selection.params, selection.backend
     assert name is not None
     for adaptation in selection[name].adaptations:
-        if adaptation.name not in COPIES:
+        if not is_spared(adaptation):
             continue
         key = (label, name, adaptation.name, tuple(field for field, _ in adaptation.changes))
         if not _is_news(key, settings):

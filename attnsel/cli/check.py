@@ -12,9 +12,8 @@ from xml.etree import ElementTree
 from cyclopts import Parameter
 
 from attnsel.base.records import stamped, to_json
-from attnsel.cli.compare import read_questions
-from attnsel.cli.explain_model import read_model
 from attnsel.cli.form import TEXT, Form, write_whole, yes_or_no
+from attnsel.cli.many import read_model, read_questions
 from attnsel.cli.output import CHECK_FAILED, FOUND
 from attnsel.cli.question import environment_of, read_json
 from attnsel.diagnose.baseline import (

@@ -6,17 +6,15 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from attnsel.base.records import stamped, to_json
-from attnsel.cli.explain_model import plan_there, read_model
 from attnsel.cli.flags import THE_CALL
 from attnsel.cli.form import TEXT_AND_PAGE, Form, PageForm
+from attnsel.cli.many import plan_there, read_model, read_questions
 from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, NO_BACKEND, bar, complain
 from attnsel.cli.question import (
     As,
@@ -27,7 +25,6 @@ from attnsel.cli.question import (
     asked_of,
     asks,
     place_of,
-    read_json,
     told_of,
 )
 from attnsel.diagnose.compare import Answered, Side, compare_document, compared, standard_questions
@@ -35,13 +32,10 @@ from attnsel.diagnose.models.document import call_words
 from attnsel.diagnose.models.source import layers_of
 from attnsel.diagnose.ranks.answer import read
 from attnsel.diagnose.ranks.document import nothing_found, ranks_document
-from attnsel.diagnose.ranks.lines import UnreadLine, lines_of, read_line
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.report.words import params_words
-
-_MOST_QUESTIONS = 20_000
 
 
 @asks
@@ -171,48 +165,6 @@ def _answer(
     """A question whose dtype nobody stated is asked in the half precision of each GPU."""
     p = question.lying.of(AttentionParams(**{"dtype": env.half, **fields}))
     return Answered(words, chooser.select(p, env, question.policy))
-
-
-def read_questions(file: Path, flag: str = "--questions") -> list[AttentionParams]:
-    """Every question that a file holds, each once. Raises InvalidInput, also where there is none."""
-    read = [_params(fields) for fields in islice(_described(file, flag), _MOST_QUESTIONS)]
-    found = list(dict.fromkeys(one for one in read if isinstance(one, AttentionParams)))
-    broken = [one for one in read if isinstance(one, str)]
-    if not found:
-        said = f"holds no question that can be read: {broken[0]}" if broken else "holds no question"
-        raise InvalidInput(flag, str(file), said)
-    if broken:
-        complain(f"{file}: {len(broken)} of its questions cannot be read, such as: {broken[0]}")
-    return found
-
-
-def _params(fields: Mapping[str, Any]) -> AttentionParams | str:
-    """The question, or why it is none."""
-    try:
-        return AttentionParams(**fields)
-    except (InvalidInput, TypeError) as error:
-        return str(error)
-
-
-def _described(file: Path, flag: str) -> Iterator[Mapping[str, Any]]:
-    try:
-        held = read_json(file, flag)
-    except InvalidInput:
-        lines = list(islice(_of_lines(file), _MOST_QUESTIONS)) if file.is_file() else []
-        if not lines:
-            raise
-        held = lines
-    for one in held if isinstance(held, list) else [held]:
-        if isinstance(one, dict):
-            yield one["params"] if isinstance(one.get("params"), dict) else one
-
-
-def _of_lines(file: Path) -> Iterator[Mapping[str, Any]]:
-    for _, text, _ in lines_of(str(file), lambda done: None):
-        with suppress(UnreadLine):
-            line = read_line(text)
-            if line is not None and line.params:
-                yield line.params
 
 
 # ---- the files of ranks ------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def explain(
         return explain_log(from_log, question, short, form)
     if model is not None:
         _say_nothing({name: value for name, value in own.items() if name not in _OF_A_MODEL}, "with --model")
-        from attnsel.cli.explain_model import explain_model  # for --model alone
+        from attnsel.cli.many import explain_model  # for --model alone
 
         ranks = 1 if tp_size is None else tp_size
         return explain_model(model, question, ranks, image_size, asked_of(as_, switch), form)

@@ -34,7 +34,13 @@ class Finding(NamedTuple):
 
     code: str
     text: str
-    fix: str = ""
+    fix: str
+
+    @classmethod
+    def of(cls, code: str, **seen: Any) -> Finding:
+        """A row, with what was seen in the place of its braces."""
+        row = _known()[code]
+        return cls(code, row["text"].format(**seen), row["fix"].format(**seen))
 
     @property
     def level(self) -> str:
@@ -90,10 +96,10 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         configure()
     except InvalidInput as error:
-        yield Finding("DOCTOR001", redact(str(error)), f"set {error.field} to what is allowed, or unset it")
+        yield Finding.of("DOCTOR001", error=redact(str(error)), field=error.field)
     for name, meant in unknown_variables(environ).items():
         fix = f"did you mean {meant}?" if meant else f"allowed: {', '.join(VARIABLES)}"
-        yield Finding("DOCTOR002", f"{printable(name)} is set and nothing reads it", fix)
+        yield Finding.of("DOCTOR002", name=printable(name), fix=fix)
 
 
 def _libraries(machine: ProbedMachine) -> Iterator[Finding]:
@@ -101,15 +107,12 @@ def _libraries(machine: ProbedMachine) -> Iterator[Finding]:
         if name == "cudnn_frontend" and _NO_LIBCUDNN in probe.trouble:
             yield _frontend_alone(machine, probe)
         elif probe.loads is False and name not in FLASH_ATTN:  # those have an explanation of their own
-            text = (
-                f"{name.replace('_', '-')} {probe.installed} is installed and does not load: {probe.trouble}"
-            )
             package = "nvidia-cudnn-frontend" if name == "cudnn_frontend" else name
             lacking = _LACKING.search(probe.trouble)
             fix = f"reinstall it: pip install --force-reinstall {package}"
             if lacking and lacking[1] != name:  # triton 3.2 wants setuptools, and does not ask pip for it
                 fix = f"it needs the package {lacking[1]}: pip install {lacking[1]}"
-            yield Finding("DOCTOR003", text, fix)
+            yield Finding.of("DOCTOR003", name=name.replace("_", "-"), probe=probe, fix=fix)
 
 
 _LACKING = re.compile(r"No module named '(\w+)")
@@ -118,59 +121,37 @@ _NO_LIBCUDNN = "cudnnGetVersion"  # the first symbol that cudnn-frontend looks f
 
 def _frontend_alone(machine: ProbedMachine, probe: Probe) -> Finding:
     """cudnn-frontend without a libcudnn that it can open: it is whole, and cuDNN is what lacks."""
-    text = f"cudnn-frontend {probe.installed} finds no libcudnn: {probe.trouble}"
     env = machine.environments[0] if machine.environments else None
     if env is None or env.device.type != "cuda":
-        return Finding("DOCTOR004", text, "nothing to do without a GPU: cuDNN would have no use")
-    cuda = 12 if env.cuda is None else env.cuda.major
-    fix = f"pip install nvidia-cudnn-cu{cuda}, or put cuDNN's folder on LD_LIBRARY_PATH"
-    return Finding("DOCTOR005", text, fix)
+        return Finding.of("DOCTOR004", probe=probe)
+    return Finding.of("DOCTOR005", probe=probe, cuda=12 if env.cuda is None else env.cuda.major)
 
 
 def _plugins(machine: ProbedMachine) -> Iterator[Finding]:
     for found, probe in machine.plugins:
         if found.plugin is None:
-            text = f"the plug-in {found.entry!r} of {found.distribution} is left out: {redact(found.trouble)}"
-            yield Finding("DOCTOR006", text, "update or uninstall it, or tell its maker")
+            yield Finding.of("DOCTOR006", found=found, trouble=redact(found.trouble))
         elif probe.loads is False:
-            name = found.plugin.name
-            text = f"the kernel of {name} ({found.distribution}) does not load: {probe.trouble}"
-            yield Finding("DOCTOR007", text, f"ATTNSEL_DISABLE={name}, or reinstall it")
+            yield Finding.of("DOCTOR007", found=found, trouble=probe.trouble)
 
 
 def _torch(machine: ProbedMachine) -> Iterator[Finding]:
     probe, triton = machine.probes["torch"], machine.probes["triton"]
     if probe.installed is None:
-        yield Finding(
-            "DOCTOR008",
-            "torch is not installed: attnsel can plan here, not run",
-            "pip install torch",
-        )
+        yield Finding.of("DOCTOR008")
         return
     version = read_version(probe.installed)
-    oldest = ".".join(map(str, OLDEST_TORCH))
     if version is not None and version < OLDEST_TORCH:
-        yield Finding(
-            "DOCTOR009",
-            f"torch {version} is too old: attnsel runs on {oldest} or newer",
-            f"pip install 'torch>={oldest}'",
-        )
+        yield Finding.of("DOCTOR009", version=version, oldest=".".join(map(str, OLDEST_TORCH)))
     if not probe.loads:
         return
     cuda_build = probe.said.get("cuda_build")
     if machine.gpus_in_sight and not cuda_build and not probe.said.get("hip_build"):
-        yield Finding(
-            "DOCTOR010",
-            f"there is a GPU ({machine.gpus_in_sight[0]}) and torch {probe.installed} is a CPU build",
-            "install a CUDA build: https://pytorch.org/get-started/locally/",
-        )
+        yield Finding.of("DOCTOR010", gpu=machine.gpus_in_sight[0], torch=probe.installed)
     if machine.gpus_in_sight and cuda_build and not probe.said.get("cuda_available"):
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-        yield Finding(
-            "DOCTOR012" if hidden else "DOCTOR011",
-            f"there is a GPU ({machine.gpus_in_sight[0]}) and torch {probe.installed} cannot use it",
-            f"check CUDA_VISIBLE_DEVICES, and that the driver is new enough for CUDA {cuda_build}",
-        )
+        code, gpu = "DOCTOR012" if hidden else "DOCTOR011", machine.gpus_in_sight[0]
+        yield Finding.of(code, gpu=gpu, torch=probe.installed, cuda=cuda_build)
     if version is not None and (cuda_build or probe.said.get("hip_build")):
         yield from _triton(version, read_version(triton.installed))
         wheel = build_with(version, read_version(cuda_build))
@@ -180,67 +161,42 @@ def _torch(machine: ProbedMachine) -> Iterator[Finding]:
     loaded = machine.environments[0].cudnn
     second = None if frontend is None else Version.parse(int(frontend))
     if loaded is not None and second not in (None, loaded):
-        yield Finding(
-            "DOCTOR013",
-            f"torch loads cuDNN {loaded} and cudnn-frontend {second}: two libraries are there",
-            "keep one nvidia-cudnn package, and no other cuDNN on LD_LIBRARY_PATH",
-        )
+        yield Finding.of("DOCTOR013", loaded=loaded, second=second)
 
 
 def _triton(torch: Version, triton: Version | None) -> Iterator[Finding]:
     """A torch wheel names one triton: another minor version breaks torch.compile and may break kernels."""
     build = default_build(torch)
-    if build is None or triton is None or build.triton[:2] == triton[:2]:
-        return
-    text = f"torch {torch} came with triton {build.triton}, and triton {triton} is installed"
-    yield Finding("DOCTOR014", text, f"pip install 'triton=={build.triton.major}.{build.triton.minor}.*'")
+    if build is not None and triton is not None and build.triton[:2] != triton[:2]:
+        yield Finding.of("DOCTOR014", torch=torch, its=build.triton, triton=triton)
 
 
 def _cudnn(wheel: Build, cudnn: Version | None) -> Iterator[Finding]:
     """A torch wheel names one cuDNN, and torch loads no older minor (torch/backends/cudnn/__init__.py)."""
     if cudnn is None or cudnn[:2] == wheel.cudnn[:2]:
         return
-    text = f"torch {wheel.name} pins cuDNN {wheel.pin}, found {cudnn}"
-    if cudnn.major == wheel.cudnn.major and cudnn > wheel.cudnn:
-        yield Finding("DOCTOR015", text, "newer is fine; what installs torch again puts its own back")
-        return
-    fix = f"pip install '{wheel.cudnn_package}=={wheel.pin}', or take the other cuDNN off LD_LIBRARY_PATH"
-    yield Finding("DOCTOR016", f"{text}: torch does not load it", fix)
+    newer = cudnn.major == wheel.cudnn.major and cudnn > wheel.cudnn
+    yield Finding.of("DOCTOR015" if newer else "DOCTOR016", wheel=wheel, cudnn=cudnn)
 
 
 def _devices(machine: ProbedMachine, calls: list[PlainCall]) -> Iterator[Finding]:
     for number, env in enumerate(machine.environments):
         name = f"device {number} ({env.device.name})"
         for warning in env.warnings:
-            yield Finding("DOCTOR017", f"{name}: {warning}", "install versions that fit each other")
+            yield Finding.of("DOCTOR017", device=name, warning=warning)
         for newer in env.unread:
-            yield Finding("DOCTOR018", f"{name}: {newer}")
+            yield Finding.of("DOCTOR018", device=name, newer=newer)
         built_for = machine.probes["torch"].said.get("arch_list") or []
         if env.device.type == "cuda" and built_for and not runs_on(env, built_for):
-            yield Finding(
-                "DOCTOR019",
-                f"{name}: torch has no kernels for sm{env.arch}, only for {', '.join(built_for)}",
-                "install a torch build for this GPU: https://pytorch.org/get-started/locally/",
-            )
+            yield Finding.of("DOCTOR019", device=name, arch=env.arch, built_for=", ".join(built_for))
         if env.device.type not in ("cuda", "rocm"):
             continue
         slow = [c for c in calls if c.device == number and c.dtype != "fp32" and _slow(c.backend)]
         for call in slow:
-            kind = "training" if call.training else "inference"
-            yield Finding(
-                "DOCTOR020",
-                f"{name}: plain {call.dtype} {kind} gets {call.backend or 'no backend'}, which is slow",
-                f"attnsel explain --dtype {call.dtype} --{kind}",
-            )
+            kind, gets = "training" if call.training else "inference", call.backend or "no backend"
+            yield Finding.of("DOCTOR020", device=name, dtype=call.dtype, kind=kind, gets=gets)
     if not machine.gpus_in_sight and all(env.device.type == "cpu" for env in machine.environments):
-        if machine.driver_unasked:
-            yield Finding(
-                "DOCTOR021",
-                "there may be a GPU here: without nvidia-ml-py the driver is not asked",
-                "pip install nvidia-ml-py",
-            )
-        else:
-            yield Finding("DOCTOR022", "no GPU here", "plan for another machine: attnsel explain --gpu H100")
+        yield Finding.of("DOCTOR021" if machine.driver_unasked else "DOCTOR022")
 
 
 def _slow(backend: str | None) -> bool:
@@ -358,23 +314,15 @@ def find_cuda(found: CudaLibraries, env: Environment) -> Iterator[Finding]:
     for name in found.absent:
         of_nvrtc = name.startswith("libnvrtc")
         needs = "cuDNN compiles its attention with it" if of_nvrtc else "cuDNN's graphs need it"
-        yield Finding("DOCTOR023", f"{name} is not there: {needs}", nvrtc if of_nvrtc else cudnn)
+        yield Finding.of("DOCTOR023", name=name, needs=needs, fix=nvrtc if of_nvrtc else cudnn)
     for name, why in found.broken.items():
         fix = nvrtc if name.startswith("libnvrtc") else cudnn
-        yield Finding("DOCTOR024", f"{name} does not load: {why}", fix)
+        yield Finding.of("DOCTOR024", name=name, why=why, fix=fix)
     for name in found.foreign:
-        yield Finding("DOCTOR025", f"{name} was overwritten: its size is not what the package brought", cudnn)
+        yield Finding.of("DOCTOR025", name=name, fix=cudnn)
     if found.owners:
-        names = " and ".join(found.owners)
-        yield Finding(
-            "DOCTOR026",
-            f"{names} write into one folder, nvidia/cudnn/lib: which files are there depends on the order",
-            f"pip uninstall -y {' '.join(found.owners)}; {cudnn}",
-        )
+        both, owners = " and ".join(found.owners), " ".join(found.owners)
+        yield Finding.of("DOCTOR026", both=both, owners=owners, fix=cudnn)
     if found.ahead:
         places = ", ".join(f"{name} from {path}" for name, path in found.ahead.items())
-        yield Finding(
-            "DOCTOR027",
-            f"LD_LIBRARY_PATH puts another cuDNN before torch's: {places}",
-            "take that folder off LD_LIBRARY_PATH: pieces of two releases do not work together",
-        )
+        yield Finding.of("DOCTOR027", places=places)

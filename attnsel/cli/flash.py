@@ -207,27 +207,17 @@ def find_flash(machine: ProbedMachine) -> Iterator[Finding]:
             continue  # another's flash_attn/cute is told below, with the same fix
         told = explain(component, machine)
         why = f". {told.why[0].upper()}{told.why[1:]}" if told.why else ""
-        text = f"{name} {has.get(name, probe.installed)} is installed and does not load: {probe.trouble}{why}"
-        yield Finding("DOCTOR028", text, told.fix)
+        text = f"{name} {has.get(name, probe.installed)}"
+        yield Finding.of("DOCTOR028", package=text, trouble=f"{probe.trouble}{why}", fix=told.fix)
     if machine.flash.cute == two:  # two packages write flash_attn/cute; the last one to be installed wins
-        yield Finding(
-            "DOCTOR029",
-            f"flash_attn/cute is that of {two} {has.get(two)}, an early one, which was installed over "
-            f"that of {four} {has.get(four)}",
-            reinstall("flash_attn_4", machine),
-        )
+        early, own = f"{two} {has.get(two)}", f"{four} {has.get(four)}"
+        yield Finding.of("DOCTOR029", early=early, own=own, fix=reinstall("flash_attn_4", machine))
     for module, where in machine.flash.strangers.items():
         if where == "attnsel":
-            yield Finding("DOCTOR030", f"the module {module} is attnsel's own in this process")
+            yield Finding.of("DOCTOR030", module=module)
             continue
         package = FLASH_ATTN["flash_attn_3" if module == "flash_attn_interface" else "flash_attn"]
-        yield Finding(
-            "DOCTOR031",
-            f"there is a module {module} without the package {package}: it is of {where}. transformers and "
-            "attnsel leave it alone, programs that only import it do not",
-            f"remove what is left of it, or install {package}",
-        )
+        yield Finding.of("DOCTOR031", module=module, package=package, where=where)
     for name, dispatcher in _USERS.items():
         if name in has and machine.flash.anything:
-            text = f"{name} {has[name]} chooses among what is here of FlashAttention by its own rules"
-            yield Finding("DOCTOR032", text, f"attnsel explain --as {dispatcher}")
+            yield Finding.of("DOCTOR032", name=name, version=has[name], dispatcher=dispatcher)

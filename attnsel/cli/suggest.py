@@ -14,7 +14,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from attnsel.base.suggestions import near, other_names
+from attnsel.base.suggestions import near, other_names, said
 from attnsel.cli.flags import FLAGS, SHORTHANDS, Flag, blame
 from attnsel.errors import InvalidInput, short
 
@@ -24,47 +24,8 @@ def _dashed(words: str) -> str:
 
 
 # By what to say instead: how other libraries and tools name it, without dashes.
-_MEANT: dict[str, str] = {
-    **{f"--{_dashed(field)}": _dashed(words) for field, words in other_names("field").items()},
-    "--seqlen": "seq sequence-length seq-length max-seqlen max-seq-len max-seq-length ctx context "
-    "context-length max-model-len length n-ctx s max-position-embeddings sequence",
-    "--head-dim": "headdim head-size d dim d-head kv-channels hidden-size-per-head qk-head-dim dim-head",
-    "--causal": "is-causal autoregressive causal-mask use-causal-mask",
-    "--sliding-window": "swa window local local-window local-attention sliding-window-size attention-window",
-    "--inference": "eval infer no-training forward-only fwd-only no-grad decode decoding prefill forward",
-    "--training": "train backward bwd grad requires-grad",
-    "--fp8-recipe": "recipe fp8-dpa fp8-mha fp8-meta mxfp8 scaling",
-    "--platform": "os system windows linux",
-    "--params": "file call input question",
-    "--model": "config config-json hf-model model-name checkpoint",
-    "--env": "environment machine doctor",
-    "--json": "as-json output-json format-json",
-    "--markdown": "md issue github",
-    "--short": "brief summary concise quiet compact tldr",
-    "--ask-library": "ask library conformance check",
-    "--sources": "source where verbose why",
-}
-_CHANGES_NOTHING = {
-    "softmax-scale": "the scale of the scores decides nothing, so there is no flag for it",
-    "scale": "the scale of the scores decides nothing, so there is no flag for it",
-    "sm-scale": "the scale of the scores decides nothing, so there is no flag for it",
-    "scaling-factor": "the scale of the scores decides nothing, so there is no flag for it",
-    "hidden-size": "say --heads and --head-dim, whose product it is",
-    "tp-size": "a rank of tensor parallelism runs heads / tp_size: say --heads and --kv-heads of one rank",
-    "tensor-parallel-size": "say --heads and --kv-heads of one rank, each divided by it",
-    "num-layers": "every layer is one such call, so there is no flag for it",
-}
-_COMMANDS_MEANT: dict[str, str] = {
-    "explain": "ask plan select why-not what which choose select-backend choice query predict show run-plan",
-    "rule": "why code page describe",
-    "rules": "list ls codes all-rules constraints list-rules",
-    "can-i-use": "matrix grid table compare sweep support support-matrix feature features",
-    "doctor": "env environment info check diagnose collect-env versions version status",
-    "prove": "bench benchmark test test-gpu selftest verify",
-    "run": "exec launch python start",
-    "completion": "completions install-completion complete shell",
-    "gpus": "gpu cards devices list-gpus catalogue",
-}
+_MEANT = {f"--{_dashed(field)}": _dashed(words) for field, words in other_names("field").items()}
+_MEANT |= other_names("flag")
 
 
 def in_words(error: CycloptsError | InvalidInput, words: list[str], commands: Sequence[str]) -> str:
@@ -91,14 +52,15 @@ def unknown_flag(error: UnknownOptionError, command: str, known: Iterable[str]) 
     """One sentence about a flag that ``command`` does not have; ``known``: those that it has."""
     typed = error.token.keyword or error.token.value
     name = typed.split("=", 1)[0]
-    said = f"there is no flag {short(name, str)}"
+    told = f"there is no flag {short(name, str)}"
     bare = name.lstrip("-").replace("_", "-").casefold()
-    if bare in _CHANGES_NOTHING and "--gpu" in known:
-        return f"{said}: {_CHANGES_NOTHING[bare]}"
+    for row in said():
+        if row.argument == "--gpu" and bare in row.names.split() and "--gpu" in known:
+            return f"{told}: {row.why}"
     meant = meant_flag(name, known)
     if meant is None:
-        return f"{said}; attnsel {command} --help-all shows every flag"
-    return f"{said}. Did you mean {meant}?"
+        return f"{told}; attnsel {command} --help-all shows every flag"
+    return f"{told}. Did you mean {meant}?"
 
 
 def meant_flag(name: str, known: Iterable[str]) -> str | None:
@@ -124,11 +86,11 @@ def unknown_command(typed: str, commands: Sequence[str]) -> str:
         where = "write it behind, such as attnsel explain --gpu H100"
         return f"{short(typed, str)} comes before the command; {where}"
     word = typed.casefold().replace("_", "-")
-    said = f'there is no command "{short(typed, str)}"'
-    meant = near(word, commands, _COMMANDS_MEANT)
+    told = f'there is no command "{short(typed, str)}"'
+    meant = near(word, commands, other_names("command"))
     if meant is not None:
-        return f'{said}. Did you mean "{meant}"?'
-    return f"{said}; there are {', '.join(commands)}"
+        return f'{told}. Did you mean "{meant}"?'
+    return f"{told}; there are {', '.join(commands)}"
 
 
 def repeated(error: RepeatArgumentError, words: Sequence[str], flags: Iterable[Flag]) -> str:

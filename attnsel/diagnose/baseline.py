@@ -17,7 +17,7 @@ from attnsel.decision import Selection, select
 from attnsel.diagnose.compare import Outcome, keeps_away, outcome_of
 from attnsel.diagnose.models.calls import BY_HAND, Call, Layers
 from attnsel.diagnose.models.document import call_words
-from attnsel.diagnose.models.plan import PHASES, WRITTEN_OUT, Lengths, Phase, planned
+from attnsel.diagnose.models.plan import PHASES, Lengths, Phase, allocated, planned
 from attnsel.dispatchers import DISPATCHERS
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, short
@@ -26,7 +26,7 @@ from attnsel.policy import Policy
 from attnsel.report.answer import better_way
 from attnsel.report.document import Block, Code, Document, Inline, Item, Items, Paragraph, Ref, Strong, joined
 from attnsel.selection.adaptations import bias_shape
-from attnsel.selection.evaluate import mask_bytes, memory_parts
+from attnsel.selection.evaluate import mask_bytes
 from attnsel.verdicts.requirements import size
 
 # ---- the file --------------------------------------------------------------------------------------------
@@ -203,23 +203,14 @@ def _ask(p: AttentionParams, env: Environment, baseline: Baseline) -> Selection:
 
 def _held(place: str, name: str, selection: Selection, call: Call | None) -> Held:
     """``call``: of a model, which may make a mask of queries x keys, or write its attention out."""
-    p, dispatched, chosen = selection.params, selection.dispatched, selection.chosen
-    parts: list[tuple[str, int]] = []
-    outcome = outcome_of(selection)
-    if call is not None and call.by_hand:
-        outcome = Outcome(BY_HAND)
-        parts += memory_parts(WRITTEN_OUT, p, selection.environment)
-    elif dispatched is not None:
-        candidate = "" if dispatched.chosen is None else dispatched.chosen.candidate
-        parts += memory_parts(candidate, p, selection.environment) if candidate else ()
-    elif chosen is not None:
-        parts += memory_parts(chosen.name, p, selection.environment, chosen.adaptations)
-    scores = sum(amount for what, amount in parts if what in ("scores", "mask"))
+    p, parts = selection.params, allocated(selection, call)
+    outcome = Outcome(BY_HAND) if call is not None and call.by_hand else outcome_of(selection)
+    scores = parts.get("scores", 0) + parts.get("mask", 0)
     scores += mask_bytes(p, made=call is not None and call.mask == "tensor")
     if p.has_bias:
         scores += prod(bias_shape(p)) * ITEMSIZE[p.dtype]
     square = scores if p.max_seqlen_q > 1 else 0
-    return Held(place, name, outcome, square, sum(amount for _, amount in parts), selection)
+    return Held(place, name, outcome, square, sum(parts.values()), selection)
 
 
 def failures(baseline: Baseline, now: list[Held], line_of: Callable[[str, str], int]) -> list[Failure]:

@@ -185,26 +185,11 @@ def fixes(
 
 # ---- topics -----------------------------------------------------------------------------------------
 
-_OF_FIELD = {
-    "attn_mask_type": "mask",
-    "tensors.mask": "mask",
-    "core_attention_bias_type": "bias",
-    "core_attention_bias_shape": "bias",
-    "core_attention_bias_requires_grad": "bias gradient",
-    "window_size": "window",
-    "num_gqa_groups": "grouped heads",
-    "attention_dropout": "dropout",
-    "dtype": "dtype",
-    "fp8": "dtype",
-    "tensors.rank": "rank",
-    "bottom_right_diagonal": "corner",
-    "softcap": "softcap",
-    "softmax_type": "sinks",
-    "return_lse": "weights",
-    "deterministic": "deterministic",
-    "qkv_layout": "layout",
-    "torch_flash": "switch",
-}
+
+@cache
+def _topics() -> dict[str, str]:
+    """The rows of ``data/topics.csv``."""
+    return {row["field"]: row["topic"] for row in read_rows("attnsel.diagnose", "topics")}
 
 
 def topics(p: AttentionParams, hindrance: Hindrance) -> list[str]:
@@ -232,7 +217,7 @@ def _topic(p: AttentionParams, field: str, required: Any) -> list[str]:
         return ["width"] if isinstance(required, Multiple) else []
     if field in ("max_seqlen_q", "max_seqlen_kv"):
         return ["corner"] if p.causal and isinstance(required, (EqualTo, AtMost)) else []
-    topic = _OF_FIELD.get(field)
+    topic = _topics().get(field)
     if topic == "mask":
         if p.tensors.mask_hides_nothing:
             return ["mask that hides nothing"]

@@ -6,6 +6,7 @@ module                is
 ``torch``             F.scaled_dot_product_attention
 ``te``                TransformerEngine's get_attention_backend
 ``transformers``      attn_implementation
+``conditions``        how a row of theirs is read: what has to hold, in words
 ====================  ==========================================================
 
 A module has ``SWITCHES``, the things of its own that a user may set; ``held()``, those that are set in this

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from attnsel.base.records import json_fields
+from attnsel.base.rows import read_rows
 from attnsel.environment.read import Unread
 
 DispatcherName = Literal["torch", "te", "transformers"]
@@ -22,6 +23,14 @@ class Switch(NamedTuple):
     values: tuple[str, ...]
     meaning: str
     source: str
+
+
+def switches_in(package: str) -> tuple[Switch, ...]:
+    """The rows of a dispatcher's ``data/switches.csv``."""
+    return tuple(
+        Switch(row["name"], tuple(row["values"].split()), row["meaning"], row["source"])
+        for row in read_rows(package, "switches")
+    )
 
 
 class Refusal(NamedTuple):

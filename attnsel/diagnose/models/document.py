@@ -105,22 +105,23 @@ def _of_call(call: Call, cells: Iterable[Cell], lengths: Lengths) -> Screen:
 
 
 def outcome(cell: Cell, cache: int) -> Inline:
-    parts: list[Inline]
-    blocked, name = cell.blocked, cell.kernel
+    blocked, name, dispatched = cell.blocked, cell.kernel, cell.selection.dispatched
+    takes = [f" · {size(amount)} of {what}" for what, amount in cell.memory.items()]
+    takes += [f" · {size(cache)} of keys and values"] if cache else []
+    parts: list[Inline] = []
+    lead = ""
+    if dispatched is not None and not cell.call.by_hand:
+        theirs = "nothing" if dispatched.chosen is None else dispatched.chosen.name
+        more = () if dispatched.chosen is None else takes
+        parts.append((f"{dispatched.dispatcher} takes ", Code(theirs), *more))
+        lead, takes = "attnsel ", []
     if name is None:
-        parts = ["nothing runs"]
+        parts.append((lead, "nothing runs"))
     else:
-        own = [f"{size(amount)} of {what}" for what, amount in cell.memory.items()]
-        own += [f"{size(cache)} of keys and values"] if cache else []
         bugs = known_bug_words((bug.code, bug.rule.title) for bug in cell.selection.known_bugs)
         word: Inline = name if cell.call.by_hand else Code(name)
         told = "" if cell.call.by_hand else bugs
-        parts = [(word, *(f" · {note}" for note in (*["slow"] * cell.slow, *own)), told)]
-    dispatched = cell.selection.dispatched
-    if dispatched is not None and not cell.call.by_hand:
-        theirs = "nothing" if dispatched.chosen is None else dispatched.chosen.name
-        parts.insert(0, (f"{dispatched.dispatcher} takes ", Code(theirs)))
-        parts[1] = ("attnsel ", parts[1])
+        parts.append((lead, word, *[" · slow"] * cell.slow, *takes, told))
     if blocked is not None:
         code = (" would be first but for ", Ref(blocked[1])) if blocked[1] else (" could run",)
         parts.append((Code(blocked[0]), *code))

@@ -76,12 +76,7 @@ class Cell(NamedTuple):
     @property
     def memory(self) -> dict[str, int]:
         """Bytes of one layer beside its own tensors: what the kernel takes, copies for it, mask and bias."""
-        p, chosen = self.selection.params, self.selection.chosen
-        parts: dict[str, int] = {}
-        if self.call.by_hand:
-            parts |= memory_parts(WRITTEN_OUT, p, self.selection.environment)
-        elif chosen is not None:
-            parts |= memory_parts(chosen.name, p, self.selection.environment, chosen.adaptations)
+        p, parts = self.selection.params, allocated(self.selection, self.call)
         if p.has_bias:
             parts["bias"] = prod(bias_shape(p)) * ITEMSIZE[p.dtype]
         elif self.call.mask == "tensor":
@@ -104,6 +99,23 @@ class Cell(NamedTuple):
             "known_bugs": [reason.code for reason in self.selection.known_bugs],
             "params": to_json(self.selection.params),
         }
+
+
+def allocated(selection: Selection, call: Call | None = None) -> dict[str, int]:
+    """Bytes of the kernel that runs, by what for: another library's choice where that was asked, else ours
+    with the copies for it; of a ``call`` that writes attention out, the model's own code."""
+    dispatched, chosen = selection.dispatched, selection.chosen
+    name, adaptations = ("", ()) if chosen is None else (chosen.name, chosen.adaptations)
+    if dispatched is not None:
+        name, adaptations = "" if dispatched.chosen is None else dispatched.chosen.candidate, ()
+    if call is not None and call.by_hand:
+        name, adaptations = WRITTEN_OUT, ()
+    parts: dict[str, int] = {}
+    for what, amount in (
+        memory_parts(name, selection.params, selection.environment, adaptations) if name else ()
+    ):
+        parts[what] = parts.get(what, 0) + amount
+    return parts
 
 
 def _taken(dispatched: Dispatch) -> dict[str, Any]:

@@ -149,13 +149,8 @@ def _noises(model: Any) -> Iterator[tuple[int, int, dict[str, Any]]]:
         **{"num_frames": 1, "height": 8, "width": _PIXELS // 8},
     }
     for row in read_rows("attnsel.diagnose.models", "arguments"):
-        each = (
-            next(filter(None, map(sizes.get, word.split("|"))), word[-1]) for word in row["shape"].split()
-        )
         there = not row["where"] or config.get(row["where"])
-        made = torch.ones if row["holds"] == "ones" else torch.zeros
-        kind = torch.float32 if row["holds"] == "zeros" else torch.long
-        given[row["name"]] = made(*map(int, each), dtype=kind) if there else None
+        given[row["name"]] = _tensor(row, sizes.get) if there else None
     own = {name: given[name] for name in signature(model.forward).parameters if name in given}
     patch, at_once = config.get("patch_size") or 1, config.get("patch_size_t") or 1
     frames = ((config.get("sample_frames") or 1) - 1) // (config.get("temporal_compression_ratio") or 4) + 1
@@ -287,129 +282,93 @@ def _run(model: Any, questions: list[dict[str, Any]]) -> None:
 
 
 def _questions(model: Any, config: PretrainedConfig) -> Iterator[dict[str, Any]]:
-    """Inputs of the shapes that the model's forward may ask for, the likeliest first."""
-    asked, first = signature(model.forward).parameters, model.main_input_name
-    both = config.is_encoder_decoder
-    ids = {name: _tokens(_ENCODED if both else _LENGTH) for name in ("input_ids",) if name in asked}
-    image = _image(config)
-    ways: list[dict[str, Any]]
-    grid = next((name for name in asked if name.endswith("grid_thw")), None)
-    mel = _field(config, "num_mel_bins", "input_feat_size", "feature_size", "input_size", "input_dim") or 80
-    if grid is not None and "input_ids" not in asked:  # patches of one image, flattened; the grid is read
-        sides = torch.tensor([[1, _GRID, _GRID]], device="cpu")
-        patch, channels = (
-            _field(config, "patch_size") or 14,
-            _field(config, "num_channels", "in_channels") or 3,
-        )
-        ways = [
-            {next(iter(asked)): _floats(*shape), grid: sides}
-            for shape in (
-                (_GRID**2, _patch(config)),
-                (_GRID**2, channels, patch, patch),
-                (1, _GRID**2, channels, patch, patch),
-            )
-        ]
-    elif "pixel_position_ids" in asked:
-        places = torch.zeros(1, 36**2, 2, dtype=torch.long)  # a number that is pooled by 3 x 3
-        ways = [{"pixel_values": _floats(1, 36**2, _patch(config)), "pixel_position_ids": places}]
-    elif "spatial_shapes" in asked and "input_ids" not in asked:
-        shown = torch.ones(1, 256, dtype=torch.long)
-        shapes = torch.tensor([[16, 16]], device="cpu")
-        masks = {name: shown for name in ("pixel_attention_mask", "attention_mask") if name in asked}
-        ways = [{"pixel_values": _floats(1, 256, _patch(config)), "spatial_shapes": shapes, **masks}]
-    elif "pixel_values" in asked and "input_ids" not in asked:
-        frames = _field(config, "num_frames", "frames_per_clip", "num_frames_per_clip") or 1
-        patches = _floats(1, image[0, 0].numel() // (_patch_side(config) ** 2), _patch(config))
-        tiles = image[:, None, None].repeat(1, 1, _field(config, "max_num_tiles") or 1, 1, 1, 1)
-        pictures = (image, image[:, None].repeat(1, frames, 1, 1, 1), patches, tiles)
-        ways = [{"pixel_values": each} for each in pictures]
-        if "target_sizes" in asked:
-            ways = [{**way, "target_sizes": torch.tensor([[16, 16]], device="cpu")} for way in ways]
-    elif first == "input_features" or "input_features" in asked:
-        mels, hides = (
-            dict.fromkeys((mel, 128, 160, 320)),
-            [name for name in asked if name.endswith("features_mask")],
-        )
-        ways = [
-            {"input_features": _floats(*shape), **dict.fromkeys(hides, torch.ones(1, 3000, dtype=torch.bool))}
-            for each in mels
-            for shape in ((1, each, 3000), (1, 3000, each))
-        ]
-        if "feature_lens" in asked:
-            lengths = {name: torch.tensor([3000], device="cpu") for name in ("feature_lens", "aftercnn_lens")}
-            ways.insert(0, {"input_features": _floats(mel, 3000), **lengths})
-    elif first == "input_values":
-        ways = [{first: _floats(*shape)} for shape in ((1, 16_000), (1, 1, 16_000), (1, 1024, mel))]
-    elif "query_embeds" in asked:
-        ways = [{"query_embeds": _floats(1, 32, config.hidden_size)}]
-    else:
-        named = re.search("mel|patches|videos", first)
-        ways = [ids or {first: _by_name(first, config) if named else _tokens(_ENCODED if both else _LENGTH)}]
-    if ids and "pixel_values" in asked:
-        ways.append({**ids, "pixel_values": image})
-    for name, width in (
-        ("encoder_hidden_states", _field(config, "encoder_hidden_size", "cross_attention_hidden_size")),
-        ("cross_attention_states", _field(config, "hidden_size")),
-    ):
-        if name in asked and width and not both:
-            ways = [{**way, name: _floats(1, _ENCODED, width)} for way in ways]
+    """Inputs of the shapes that the model's forward may ask for, the likeliest first: the rows of
+    ``data/inputs.csv``."""
+    asked, main = signature(model.forward).parameters, model.main_input_name
+    cases: dict[str, list[dict[str, str]]] = {}
+    for row in read_rows("attnsel.diagnose.models", "inputs"):
+        cases.setdefault(row["case"], []).append(row)
+    beside, needed = cases.pop("beside"), cases.pop("needed")
+    size = partial(_size, config)
+
+    def has(word: str) -> bool:
+        named = any(re.fullmatch(word.removeprefix("!"), name) for name in (*asked, f"main={main}"))
+        return named != word.startswith("!")
+
+    def stated(word: str) -> bool:
+        return bool(_field(config, *word.removeprefix("!").split("|"))) != word.startswith("!")
+
+    def given(rows: list[dict[str, str]], way: int = 0) -> dict[str, Any]:
+        return {
+            name: _tensor(row, size, way)
+            for name, row in product(asked, rows)
+            if re.fullmatch(row["name"], name) and all(map(stated, row["where"].split()))
+        }
+
+    def by_name(name: str) -> Tensor:
+        return _tensor(next(row for row in needed if re.search(row["name"], name)), size)
+
+    rows = next((rows for case, rows in cases.items() if all(map(has, case.split()))), [])
+    many = max((row["shape"].count(",") + 1 for row in rows), default=0)
+    ways = [given(rows, way) for way in range(many)] or [{main: _tokens(size("tokens"))}]
+    if {"input_ids", "pixel_values"} <= asked.keys():
+        ways.append({"input_ids": _tokens(size("tokens")), "pixel_values": by_name("pixel_values")})
+    more: dict[str, Any] = given(beside) | ({"use_cache": False} if "use_cache" in asked else {})
+    wanting = [name for name, each in asked.items() if each.default is each.empty and each.kind < 2]
     for way in ways:
-        if both and "decoder_input_ids" in asked:
-            way["decoder_input_ids"] = _tokens(_LENGTH)
-        if "use_cache" in asked:
-            way["use_cache"] = False
-        wanting = (name for name, each in asked.items() if each.default is each.empty and each.kind < 2)
-        yield {**{name: _by_name(name, config) for name in wanting if name not in way}, **way}
+        known = way | more
+        yield {name: by_name(name) for name in wanting if name not in known} | known
 
 
 def _tokens(count: int) -> Tensor:
     return torch.zeros(1, count, dtype=torch.long)
 
 
-def _floats(*shape: int) -> Tensor:
-    return torch.zeros(*shape)
+_HOLDS: dict[str, tuple[Callable[..., Tensor], torch.dtype]] = {
+    "zeros": (torch.zeros, torch.float32),
+    "index": (torch.zeros, torch.long),
+    "ones": (torch.ones, torch.long),
+    "true": (torch.ones, torch.bool),
+}
 
 
-def _image(config: PretrainedConfig) -> Tensor:
-    sides = _field(config, "image_size") or 224
-    high, wide = (sides, sides) if isinstance(sides, int) else (list(sides) * 2)[:2]
-    return _floats(1, _field(config, "num_channels", "in_channels", "in_chans") or 3, high, wide)
+def _tensor(row: Mapping[str, str], size: Callable[[str], Any], way: int = 0) -> Tensor:
+    """What a row says: in the shape of this ``way`` where it has several, each of its sizes a number, or the
+    first of these names that has a ``size``. Numbers that are read are on the CPU."""
+    shapes = row["shape"].split(", ")
+    sizes = []
+    for word in shapes[min(way, len(shapes) - 1)].split():
+        found = (int(name) if name.isdecimal() else size(name) for name in word.split("|"))
+        sizes.append(int(next(filter(None, found), 1)))
+    if row["holds"] not in _HOLDS:
+        return torch.tensor(list(map(int, row["holds"].split())), device="cpu").reshape(sizes)
+    made, kind = _HOLDS[row["holds"]]
+    return made(*sizes, dtype=kind)
 
 
-def _patch_side(config: PretrainedConfig) -> int:
-    side = _field(config, "patch_size") or 14
-    return int(side if isinstance(side, int) else side[-1])
+_OF_A_PICTURE = ("high", "wide", "side", "patch", "patches", "flattened")
+_FIELDS = {
+    "channels": ("num_channels", "in_channels", "in_chans"),
+    "mels": ("num_mel_bins", "input_feat_size", "feature_size", "input_size", "input_dim"),
+}
 
 
-def _patch(config: PretrainedConfig) -> int:
-    """Values of one patch."""
-    side, frames = (
-        each if isinstance(each, int) else each[0]
-        for each in (_field(config, "patch_size") or 14, _field(config, "temporal_patch_size") or 1)
+def _size(config: PretrainedConfig, name: str) -> Any:
+    """A size of ``data/inputs.csv``: a field of the config where no other is meant."""
+    if name not in _OF_A_PICTURE:
+        tokens = _ENCODED if config.is_encoder_decoder else _LENGTH
+        known = {"length": _LENGTH, "encoded": _ENCODED, "tokens": tokens}
+        return known.get(name) or _field(config, *_FIELDS.get(name, (name,)))
+    sides, patch, frames = (
+        _field(config, field) or usual
+        for field, usual in (("image_size", 224), ("patch_size", 14), ("temporal_patch_size", 1))
     )
-    return int(side * side * frames * (_field(config, "in_channels", "num_channels", "in_chans") or 3))
-
-
-def _by_name(name: str, config: PretrainedConfig) -> Tensor:
-    """What an argument that must be given is, by what it is called."""
-    if "mask" in name:
-        frames = 3000 if "feature" in name or "audio" in name or "mel" in name else _LENGTH
-        return torch.ones(1, frames, dtype=torch.bool)
-    if "embeds" in name or "states" in name:
-        return _floats(1, _LENGTH, _field(config, "input_dim", "input_size", "hidden_size", "d_model") or 1)
-    if "mel" in name or "features" in name:
-        return _floats(1, 3000, _field(config, "input_feat_size", "num_mel_bins", "feature_size") or 80)
-    if name == "merge_sizes":
-        return torch.full((1,), 2, device="cpu")
-    if name == "aspect_ratio_ids":
-        return torch.zeros(1, 1, dtype=torch.long)
-    if name == "pixel_values_videos":
-        return _image(config)[:, None].repeat(
-            1, _field(config, "frames_per_clip", "num_frames") or 2, 1, 1, 1
-        )
-    if name == "flattened_patches":
-        return _floats(1, _LENGTH, _patch_side(config) ** 2 * 3 + 2)
-    return torch.zeros(1, _LENGTH, 4, dtype=torch.long) if name == "bbox" else _tokens(_LENGTH)
+    high, wide = (sides, sides) if isinstance(sides, int) else (list(sides) * 2)[:2]
+    first, side = (patch, patch) if isinstance(patch, int) else (patch[0], patch[-1])
+    deep = frames if isinstance(frames, int) else frames[0]
+    values = first * first * deep * (_field(config, *_FIELDS["channels"]) or 3)
+    found = (high, wide, side, values, high * wide // side**2, side**2 * 3 + 2)
+    return found[_OF_A_PICTURE.index(name)]
 
 
 class _Seen(NamedTuple):

@@ -154,10 +154,6 @@ def _times(reader: ByHand, x: Any, y: Any, out: Tensor, *, inverse: bool) -> Rol
     return role if role.kind == "noise" else None
 
 
-def _add(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
-    return _plus(reader, args, kwargs, out, sign=1.0)
-
-
 def _sub(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
     by = reader.role(args[1])
     role = reader.role(args[0])
@@ -169,7 +165,7 @@ def _sub(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Ten
 
 
 def _plus(
-    reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, *, sign: float
+    reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, *, sign: float = 1.0
 ) -> Role | None:
     x, y = args[0], args[1]
     role, other = reader.role(x), reader.role(y)
@@ -396,7 +392,7 @@ HANDLERS: dict[str, Handler] = {
     "baddbmm": _baddbmm,
     "mul": _mul,
     "div": _div,
-    "add": _add,
+    "add": _plus,
     "sub": _sub,
     "tanh": _tanh,
     "masked_fill": _masked_fill,

@@ -6,11 +6,10 @@ one, and its query of cuDNN names none. Here all conditions are asked.
 ==================  ==========================================================
 file                holds
 ==================  ==========================================================
-``data/filters``    every condition that takes kernels away, a row each
+``data/filters``    every condition that takes kernels away, a row each; what a release does not run on
 ``asked``           a question in TransformerEngine's terms; how a row is read; the variables
 ``filters``         what takes several steps, of the filters in Python
 ``query``           the same of the query of cuDNN, in C++
-``unasked``         what a release has not, or does not run on
 ``config``          its configuration as it prints it
 ==================  ==========================================================
 """
@@ -32,9 +31,8 @@ from attnsel.dispatchers.te.asked import (
     FilterInput,
     held,
 )
-from attnsel.dispatchers.te.filters import FILTERS
+from attnsel.dispatchers.te.filters import FILTERS, OLDEST_CUDNN, UNASKED
 from attnsel.dispatchers.te.query import raised, refusals, sub_backend
-from attnsel.dispatchers.te.unasked import OLDEST_CUDNN, unasked
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
@@ -66,9 +64,9 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     """What TransformerEngine would choose. Pure."""
     te = env.transformer_engine or (NEWEST if (env.cudnn or NEVER) >= OLDEST_CUDNN else READ[-2])
     asked = FilterInput(p, env, te, switches)
-    missing, where = unasked(asked)
-    if missing:
-        return Dispatch("te", str(te), _read(te), _call(asked), (), None, where, error=missing)
+    for one in UNASKED:
+        if one.holds(te) and (missing := one.check(asked)):
+            return Dispatch("te", str(te), _read(te), _call(asked), (), None, one.lines, error=missing)
     # Of FlashAttention's 4 goes first, then 3, then 2.
     flash = (FLASH_4, FLASH_3, FLASH_2) if te >= _FIRST_FLASH_4 else (FLASH_3, FLASH_2)
     order = (FUSED, *flash, UNFUSED) if _fused_first(asked) else (*flash, FUSED, UNFUSED)

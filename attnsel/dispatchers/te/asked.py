@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from attnsel.base.rows import read_rows
+from attnsel.dispatchers.conditions import Filter, attribute, read_filter
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.verdicts.dispatch import Switch
+from attnsel.verdicts.dispatch import switches_in
 
 FLASH_2, FLASH_3, FLASH_4 = "FlashAttention 2", "FlashAttention 3", "FlashAttention 4"
 FUSED, UNFUSED = "FusedAttention", "UnfusedDotProductAttention"
@@ -122,120 +122,29 @@ class FilterInput(NamedTuple):
         return self.on.get(name, "1") != "0"
 
 
-Check = Callable[[FilterInput], str]
-
-
-class Filter(NamedTuple):
-    """One condition of TransformerEngine's. ``check`` gives the text of a refusal, or nothing.
-
-    ``since`` and ``until``: the releases that have it, the last exclusive. ``lines``: where it stands.
-    data/filters.csv has them, a row each.
-    """
-
-    kernels: tuple[str, ...]
-    check: Check
-    lines: str
-    since: Version | None
-    until: Version | None
-    told: str
-    switch: str
-
-    def holds(self, te: Version) -> bool:
-        return (self.since is None or te >= self.since) and (self.until is None or te < self.until)
-
-
 _ROWS = read_rows("attnsel.dispatchers.te", "filters")
 _KERNELS = {"2": FLASH_2, "3": FLASH_3, "4": FLASH_4, "fused": FUSED, "unfused": UNFUSED}
 _TOLD = {"": LEVEL_2, "warning": LEVEL_1, "nothing": NOTHING}
-_COMPARED: dict[str, Callable[[Any, tuple[Any, ...]], bool]] = {
-    "<": lambda found, than: found is not None and found < than[0],
-    "<=": lambda found, than: found is not None and found <= than[0],
-    ">=": lambda found, than: found is not None and found >= than[0],
-    "=": lambda found, among: found in among,
-    "!=": lambda found, among: found not in among,
-}
+_PLACES = (("", FilterInput), ("env.", Environment), ("p.", AttentionParams))
 
 
 def filters(table: str, *functions: Callable[[FilterInput], object]) -> tuple[Filter, ...]:
     """The rows of ``data/filters.csv`` that are in this table; ``functions`` are words of their conditions,
     without the underscore that their names begin with."""
     named = {function.__name__.lstrip("_"): function for function in functions}
-    return tuple(_filter(row, named) for row in _ROWS if row["table"] == table)
-
-
-def _filter(row: dict[str, str], named: dict[str, Any]) -> Filter:
-    says, conditions = row["says"], [_condition(part, named) for part in row["conditions"].split(", ")]
-
-    def check(a: FilterInput) -> str:
-        return says.format(a=a, p=a.p) if all(holds(a) for holds in conditions) else ""
-
-    start, end = (Version.parse(row[name]) if row[name] else None for name in ("since", "until"))
-    kernels = tuple(_KERNELS[word] for word in row["kernels"].split())
-    text = check if says else named[row["conditions"]]
-    return Filter(kernels, text, row["source"], start, end, _TOLD[row["told"]], row["switch"])
-
-
-def _condition(text: str, named: dict[str, Any]) -> Callable[[FilterInput], bool]:
-    """``arch < 90``, ``dtype != bf16|fp16``, ``packed``, ``not packed``."""
-    negated, words = text.startswith("not "), text.removeprefix("not ").split()
-    read = named.get(words[0]) or _reading(words[0])
-    if len(words) == 1:
-        return lambda a: bool(read(a)) != negated
-    compare, values = _COMPARED[words[1]], tuple(map(_value, words[2].split("|")))
-    return lambda a: compare(read(a), values)
+    found = (read_filter(row, named, _reading) for row in _ROWS if row["table"] == table)
+    return tuple(
+        one._replace(kernels=tuple(_KERNELS[word] for word in one.kernels), told=_TOLD[one.told])
+        for one in found
+    )
 
 
 def _reading(word: str) -> Callable[[FilterInput], Any]:
-    if word.startswith("NVTE_"):
-        return lambda a: a.enabled(word)
-    for holder, kind in (("", FilterInput), ("env.", Environment), ("p.", AttentionParams)):
-        if hasattr(kind, word) or word in getattr(kind, "model_fields", ()):
-            return attrgetter(f"{holder}{word}")
-    raise LookupError(f"filters.csv: nobody knows {word}")
+    return (lambda a: a.enabled(word)) if word.startswith("NVTE_") else attribute(word, _PLACES)
 
 
-def _value(text: str) -> Any:
-    if text.isdecimal():
-        return int(text)
-    return Version.parse(text) if "." in text else text
-
-
-# ---- TransformerEngine's variables that decide which attention runs ------------------------------------
-
-
-_UTILS = "dot_product_attention/utils.py of 2.20.2"
-
-
-def _on_off(name: str, meaning: str, lines: str) -> Switch:
-    return Switch(name, ("0", "1"), meaning, f"{_UTILS}, lines {lines}")
-
-
-SWITCHES: tuple[Switch, ...] = (
-    _on_off("NVTE_FLASH_ATTN", "0 takes away FlashAttention 2, 3 and 4", "609-612"),
-    _on_off("NVTE_FLASH_ATTN_V2", "0 takes away FlashAttention 2 (from 2.18 on)", "610"),
-    _on_off("NVTE_FLASH_ATTN_V3", "0 takes away FlashAttention 3 (from 2.18 on)", "611"),
-    _on_off("NVTE_FLASH_ATTN_V4", "0 takes away FlashAttention 4 (from 2.18 on)", "612"),
-    _on_off("NVTE_FUSED_ATTN", "0 takes away FusedAttention, which is cuDNN", "614"),
-    _on_off("NVTE_UNFUSED_ATTN", "0 takes away UnfusedDotProductAttention", "615"),
-    _on_off(
-        "NVTE_UnfusedDPA_Emulate_FP8",
-        "1 lets UnfusedDotProductAttention emulate attention in FP8",
-        "738-742",
-    ),
-    Switch(
-        "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
-        ("0", "1"),
-        "0 asks for deterministic kernels, as torch.use_deterministic_algorithms does; read once, when the "
-        "module is made",
-        "dot_product_attention.py of 2.20.2, lines 949-952",
-    ),
-    Switch(
-        "NVTE_FUSED_ATTN_USE_FAv2_BWD",
-        ("0", "1"),
-        "1 runs FlashAttention 2's backward behind FusedAttention's forward on sm90, without a bias",
-        "dot_product_attention/backends.py of 2.20.2, lines 2332-2334",
-    ),
-)
+SWITCHES = switches_in("attnsel.dispatchers.te")
+"""The variables that decide which attention runs."""
 
 
 def held(env: Environment) -> dict[str, str]:

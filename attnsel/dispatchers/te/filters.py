@@ -22,6 +22,8 @@ _WIDE_HEADS = (80, 90, 100, 120)  # sm: where FlashAttention 2 goes beyond head_
 _PAGE = 256
 _MOST_SCORES = 2**30
 _OF_WINDOWS = "1466-1472"
+OLDEST_CUDNN = Version(9, 12)
+"""From 2.20 on; before, no release looks at it."""
 _BIASES = ("no_bias", "post_scale_bias")
 _ONE_TENSOR = ("t3hd", "th3d")
 
@@ -55,6 +57,19 @@ def flash_attn_2_range(a: FilterInput) -> tuple[Version, Version]:
         oldest = Version(2, 7, 3)
     newest = next((newest for since, newest in _NEWEST_FLASH_2 if a.te >= since), Version(2, 6, 3))
     return oldest, newest.after
+
+
+def _beside_no_flash_attn(a: FilterInput) -> str:
+    """1.11 is not imported without it."""
+    missing = _no_flash_attn_2(a)
+    oldest, before = flash_attn_2_range(a)
+    text = f"TransformerEngine {a.te} needs flash-attn, at least {oldest} and below {before}"
+    return missing and f"{text}: it is {a.env.flash_attn or 'not installed'}."
+
+
+def _beside_old_cudnn(a: FilterInput) -> str:
+    text = f"TransformerEngine {a.te} needs cuDNN {OLDEST_CUDNN} and raises at import"
+    return f"{text}: it is {a.env.cudnn or 'not installed'}." if a.cudnn < OLDEST_CUDNN else ""
 
 
 def _only_beside_flash_2(a: FilterInput) -> str:
@@ -418,3 +433,5 @@ FILTERS = filters(
     *(_alibi_of_flash_2, _bias_trains, _one_query, _deterministic_in_fp8, _deterministic_training),
     *(_workspace_of_packed, sub_backend),
 )
+UNASKED = filters("unasked", _beside_no_flash_attn, _beside_old_cudnn, _ranks)
+"""Where the first of these holds nothing is asked: a release has no such thing, or does not run there."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from attnsel.dispatchers.te.asked import HALF, LEVEL_2, Filter, FilterInput, filters
+from attnsel.dispatchers.conditions import Filter
+from attnsel.dispatchers.te.asked import HALF, LEVEL_2, FilterInput, filters
 from attnsel.environment.versions import Version
 from attnsel.selection.evaluate import findings
 from attnsel.verdicts.dispatch import Refusal

@@ -3,15 +3,17 @@
 Where one of attnsel's rules about the same kernel says the same, the check names it; what the chooser has
 beside, or otherwise, stands here. A rule that no check names is one that the chooser does not have.
 
-The releases were read as ``_READ`` beside says; no GPU ran any of it here.
+They are rows of data/checks.csv. The releases were read as ``_READ`` beside says; no GPU ran any of it here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from attnsel.base.rows import read_rows
+from attnsel.dispatchers.conditions import attribute, read_conditions
 from attnsel.dispatchers.torch.switches import Held
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
@@ -21,9 +23,7 @@ from attnsel.verdicts.reasons import Reason
 
 HEADER = "sdp_utils_cpp.h"
 CUDA = "cuda/sdp_utils.cpp"
-CPU = "sdp_utils_cpp.cpp"
 XPU = "mkldnn/xpu/Attention.cpp"
-XPU_FLASH = "transformers/xpu/sdp_utils.cpp"
 _NEVER = (99,)
 _HALF = ("bf16", "fp16")
 
@@ -61,27 +61,28 @@ class Objection(NamedTuple):
 
 
 class Check(NamedTuple):
-    """One function of the chooser's. ``codes``: attnsel's rules that say the same, ``where`` it has them;
-    ``own``: what it says by itself, as text and the rule it is closest to."""
+    """A row. ``says`` and ``own``: what it says by itself, the latter with the rule it is closest to.
+    ``where``: of which calls."""
 
     name: str
     file: str
     codes: tuple[str, ...] = ()
+    says: str = ""
     own: Callable[[CheckInput], tuple[str, str] | None] | None = None
-    since: tuple[int, ...] = (0,)
+    since: tuple[int, ...] = ()
     before: tuple[int, ...] = _NEVER
-    where: Callable[[CheckInput], bool] | None = None
-    silent: bool = False
-    raises: bool = False
+    where: Callable[[CheckInput], bool] = bool
+    effect: str = ""
 
     def holds_for(self, asked: CheckInput) -> bool:
-        return self.since <= asked.release < self.before and (self.where is None or self.where(asked))
+        return self.since <= asked.release < self.before and self.where(asked)
 
     def objections(self, asked: CheckInput, found: Mapping[str, Reason]) -> list[Objection]:
         said = self.own(asked) if self.own is not None else None
         texts = [said] if said is not None else []
+        texts += [(self.says.format(p=asked.p), "")] if self.says else []
         texts += [(found[code].message, code) for code in self.codes if code in found]
-        return [Objection(self, *text, self.silent, self.raises) for text in texts]
+        return [Objection(self, *text, self.effect == "silent", self.effect == "raises") for text in texts]
 
 
 # What the chooser says by itself.
@@ -263,189 +264,64 @@ def _wants_whole_vectors(asked: CheckInput) -> bool:
     return asked.env.device.type == "rocm" or asked.arch >= 80 or (half and asked.arch >= 70)
 
 
-# Kernels, and their checks in the chooser's order.
-
-_BATCHES = Check("check_batch_size_and_num_heads_dense", HEADER, own=_batches)
-
-_DENSE_FLASH = (
-    Check("check_batch_size_and_num_heads_dense", HEADER, ("SDPA709",)),
-    Check("check_batch_size_and_num_heads_dense", HEADER, ("SDPA806",), before=(2, 8)),
-    Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups, since=(2, 5)),
-    _BATCHES,
-    Check("check_flash_attention_grid_size", CUDA, ("SDPA109",), since=(2, 15)),
-    Check("check_nonzero_sequence_lengths_dense", HEADER, ("DEVICE002",)),
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_stride),
-)
-_EMPTY = Check("check_nonzero_sequence_lengths_dense", HEADER, ("DEVICE002",))
-_RANK = Check("check_tensor_shapes", HEADER, ("SDPA017",))
-_MASK_SHAPE = (
-    Check("check_attn_mask_shape", HEADER, own=_mask_gradient, silent=True),
-    Check("check_attn_mask_shape", HEADER, own=_mask_of_no_rows, raises=True),
-    Check("check_attn_mask_shape", HEADER, own=_mask_ends, silent=True),
-    Check("check_attn_mask_shape", HEADER, own=_mask_dimensions),
-)
-
-
-FLASH_ON_GPUS = (
-    Check("USE_FLASH_ATTENTION", CUDA, ("SDPA811", "SDPA802")),
-    _RANK,
-    Check("check_for_attn_mask", HEADER, ("SDPA101",)),
-    Check("check_fa4_constraints", CUDA, ("SDPA120", "SDPA121"), where=_asks_fa4),
-    Check("check_head_dim_size_flash", CUDA, own=_fa4_head_dims, where=_asks_fa4),
-    Check(
-        "check_head_dim_size_flash",
-        CUDA,
-        ("SDPA104", "SDPA105", "SDPA805"),
-        where=lambda asked: not _asks_fa4(asked),
-    ),
-    Check(
-        "check_flash_attention_hardware_support",
-        CUDA,
-        ("SDPA103", "SDPA022", "SDPA801"),
-        own=_beyond,
-    ),
-    Check(
-        "check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120",
-        CUDA,
-        ("SDPA107", "SDPA708"),
-    ),
-    Check("check_flash_causal_non_square_seqlens", CUDA, ("SDPA106",)),
-    Check("check_dtypes_flash_attention", CUDA, ("SDPA102",)),
-    Check(
-        "check_dtypes_flash_attention",
-        CUDA,
-        ("SDPA003",),
-        where=lambda asked: not _has_fa3_in_fp8(asked),
-    ),
-    *_DENSE_FLASH,
-)
-
-EFFICIENT_ON_GPUS = (
-    Check("USE_MEM_EFF_ATTENTION", CUDA, ("SDPA803",)),
-    Check("check_mem_efficient_hardware_support", CUDA, ("SDPA022", "SDPA801"), own=_beyond),
-    Check("check_mem_efficient_hardware_support", CUDA, own=_too_early),
-    _RANK,
-    Check(
-        "check_head_dim_size_mem_efficient",
-        CUDA,
-        ("SDPA203", "SDPA804", "SDPA805"),
-        where=_wants_whole_vectors,
-    ),
-    Check(
-        "check_data_ptr_alignment_mem_efficient",
-        CUDA,
-        own=_offset,
-        since=(2, 13),
-        where=lambda asked: asked.arch >= 80,
-    ),
-    _EMPTY,
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_any_stride),
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride),
-    Check("check_batch_size_and_num_heads_dense", HEADER, ("SDPA204",), before=(2, 14)),
-    Check(
-        "check_batch_size_and_num_heads_dense",
-        HEADER,
-        ("SDPA204",),
-        since=(2, 14),
-        where=lambda asked: asked.env.device.type == "rocm",
-    ),
-    Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups, since=(2, 14)),
-    _BATCHES,
-    Check("check_tensor_dtype", HEADER, ("SDPA201", "SDPA003")),
-    Check("check_tensor_dtype", HEADER, ("SDPA202",)),
-    Check("check_tensor_dtype", HEADER, ("SDPA206",), where=lambda asked: asked.env.device.type == "rocm"),
-)
-
-CUDNN_CHECKS = (
-    Check("can_use_cudnn_attention", CUDA, ("SDPA300", "SDPA301", "SDPA302")),
-    Check("can_use_cudnn_attention", CUDA, ("SDPA720",), before=(2, 3)),
-    Check("check_runtime_enabled_cudnn", CUDA, own=_not_opted_in, since=(2, 3), before=(2, 5)),
-    Check("can_use_cudnn_attention", CUDA, ("SDPA323",), since=(2, 9)),
-    Check("check_cudnn_tensor_shapes", CUDA, own=_early_cudnn, since=(2, 4), before=(2, 5)),
-    Check("check_tensor_shapes", HEADER, ("SDPA017",), since=(2, 5)),
-    Check("check_cudnn_deterministic", CUDA, ("SDPA325",), since=(2, 5)),
-    Check("check_dtypes_low_precision", CUDA, ("SDPA305", "SDPA003"), since=(2, 4)),
-    *(check._replace(since=(2, 5)) for check in _MASK_SHAPE),
-    Check("check_cudnn_hardware_support", CUDA, ("SDPA303", "SDPA022"), own=_beyond),
-    Check("check_cudnn_dropout", CUDA, ("SDPA324",), since=(2, 12)),
-    _EMPTY._replace(since=(2, 5)),
-    # 2.7 has none: machine code of the wheel 2.7.1.
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_stride, since=(2, 5), before=(2, 7)),
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride, since=(2, 5), before=(2, 7)),
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_stride, since=(2, 8)),
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride, since=(2, 8)),
-    Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups, since=(2, 8)),
-    _BATCHES._replace(since=(2, 8)),
-    Check("check_cudnn_tensor_shapes", CUDA, ("SDPA327",), since=(2, 13)),
-    Check(
-        "check_cudnn_tensor_shapes",
-        CUDA,
-        (*(f"SDPA3{number:02}" for number in range(6, 15)), "SDPA317"),
-        since=(2, 5),
-    ),
-    Check("check_cudnn_tensor_shapes", CUDA, own=_half_filled_tile, since=(2, 15)),
-    Check("check_cudnn_tensor_shapes", CUDA, ("SDPA320",), since=(2, 6)),
-    Check("check_cudnn_tensor_shapes", CUDA, ("SDPA322",), since=(2, 6), before=(2, 9)),
-    Check("check_cudnn_tensor_shapes", CUDA, ("SDPA321",), since=(2, 9)),
-    Check("check_cudnn_tensor_shapes", CUDA, ("SDPA329",), since=(2, 14)),
-    Check("check_cudnn_d256_bprop_head_dim", CUDA, ("SDPA315",), since=(2, 14)),
-)
-
-FLASH_ON_CPUS = (
-    Check("check_for_dropout", HEADER, ("SDPA501",)),
-    Check("check_for_attn_mask", HEADER, ("SDPA731",)),
-    _RANK,
-    Check("check_batch_size_and_num_heads_dense", HEADER, ("SDPA709",), own=_no_groups_on_cpus),
-    _BATCHES,
-    *(check._replace(since=(2, 3)) for check in _MASK_SHAPE),
-    Check("check_head_dim_size_cpp", CPU, ("SDPA104",)),
-    _EMPTY,
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_any_stride),
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride, before=(2, 8)),
-    Check("check_tensor_dtype", HEADER, ("SDPA003", "SDPA732")),
-)
-
-FOR_XPU = (
-    Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups),
-    _BATCHES,
-    _EMPTY,
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_any_stride),
-)
-FOR_ONEDNN = (*_MASK_SHAPE, Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride))
 _SYCL = re.compile(r"pvc|ponte|\bmax 1\d\d\d|bmg|battlemage|\bb(50|60|70|570|580)\b|^xpu$|^$")
 """Ponte Vecchio and Battlemage (pytorch#167057); a GPU without a name may be one."""
 
 
-def _on_xpu(kernel: str, asked: CheckInput) -> list[Objection]:
-    """What Intel's choosers have against their kernels beside the shared checks; no rule is about these."""
-    p, device, rank = asked.p, asked.env.device.name or "xpu", asked.p.tensors.rank
-    d, e = p.head_dim_qk, p.head_dim_v
-    dims, dtype = f"head_dim_qk and head_dim_v are {d} and {e}, needs", f"dtype is {p.dtype}, needs"
-    near = asked.env.platform == "linux" and bool(_SYCL.search(device.casefold()))
-    square = not p.causal or p.max_seqlen_q == p.max_seqlen_kv
-    said: tuple[tuple[str, bool, str], ...] = (
-        ("check_for_dropout", not p.dropout, f"attention_dropout is {p.attention_dropout:g}"),
-        ("check_tensor_shapes", rank == 4 or (rank == 3 and asked.release >= (2, 14)), f"{rank} dimensions"),
-    )
-    if kernel == "overrideable":
-        said += (
-            ("check_head_dim_size_xpu", max(d, e) <= 576, f"{dims} at most 576"),
-            ("check_no_grad", not p.is_training, "q, k or v require a gradient"),
-            ("check_tensor_dtype", p.dtype in ("fp32", *_HALF), f"{dtype} fp32, bf16 or fp16"),
-        )
-    else:
-        said += (
-            ("check_flash_attention_hardware_support", near, f"the GPU is {device} on {asked.env.platform}"),
-            ("check_for_attn_mask", asked.mask is None, "there is an attn_mask"),
-            ("check_flash_causal_non_square_seqlens", square, "is_causal over other lengths"),
-            ("check_flash_attention_datatype", p.dtype in _HALF, f"{dtype} bf16 or fp16"),
-            ("check_flash_attention_head_dim_size", d == e <= 192, f"{dims} one of at most 192"),
-            ("check_flash_attention_deterministic", not asked.held.deterministic, "deterministic algorithms"),
-        )
-    file = XPU if kernel == "overrideable" else XPU_FLASH
-    return [Objection(Check(name, file), text) for name, holds, text in said if not holds]
+def _not_for_sycl(asked: CheckInput) -> tuple[str, str] | None:
+    card, platform = asked.env.device.name or "xpu", asked.env.platform
+    near = platform == "linux" and _SYCL.search(card.casefold())
+    return None if near else (f"the GPU is {card} on {platform}", "")
 
 
+def _oblong(asked: CheckInput) -> bool:
+    return asked.p.max_seqlen_q != asked.p.max_seqlen_kv
+
+
+def _wide(asked: CheckInput) -> bool:
+    return max(asked.p.head_dim_qk, asked.p.head_dim_v) > 576
+
+
+def _unlike_or_wide(asked: CheckInput) -> bool:
+    return not asked.p.head_dim_qk == asked.p.head_dim_v <= 192
+
+
+_OWN = (
+    *(_no_groups, _no_groups_on_cpus, _batches, _stride, _any_stride, _mask_stride, _mask_of_no_rows),
+    *(_mask_ends, _mask_dimensions, _mask_gradient, _offset, _beyond, _too_early, _not_opted_in),
+    *(_early_cudnn, _fa4_head_dims, _half_filled_tile, _not_for_sycl),
+)
+_WHERE = (_asks_fa4, _has_fa3_in_fp8, _wants_whole_vectors, _oblong, _wide, _unlike_or_wide)
+_PLACES = (("", CheckInput), ("held.", Held), ("env.", Environment), ("p.", AttentionParams))
+
+
+def _read_checks() -> dict[str, tuple[Check, ...]]:
+    """The rows of ``data/checks.csv``, by kernel. Functions are named there without their underscore."""
+    named: dict[str, Any] = {function.__name__.lstrip("_"): function for function in (*_OWN, *_WHERE)}
+    named[""] = None
+    found: dict[str, tuple[Check, ...]] = {}
+    for row in read_rows("attnsel.dispatchers.torch", "checks"):
+        check = Check(
+            row["name"],
+            row["file"],
+            tuple(row["codes"].split()),
+            row["says"],
+            named[row["own"]],
+            _release(row["since"]),
+            _release(row["before"]) or _NEVER,
+            read_conditions(row["where"], named, lambda word: attribute(word, _PLACES)),
+            row["effect"],
+        )
+        for kernel in row["kernels"].split():
+            found[kernel] = (*found.get(kernel, ()), check)
+    return found
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(map(int, filter(None, text.split("."))))
+
+
+_CHECKS = _read_checks()
 _TURNED_OFF = {
     "flash": ("check_runtime_disabled_flash", HEADER),
     "mem_efficient": ("check_runtime_disabled_mem_efficient", HEADER),
@@ -463,8 +339,6 @@ def objections(kernel: str, asked: CheckInput, found: Mapping[str, Reason]) -> l
     made: list[Objection] = []
     if kernel in asked.held.off:
         made.append(Objection(Check(*_TURNED_OFF[kernel]), "turned off", silent=kernel == "math"))
-    if asked.env.device.type == "xpu" and kernel != "math":
-        made += _on_xpu(kernel, asked)
     for check in _of(kernel, asked):
         if check.holds_for(asked):
             made += check.objections(asked, found)
@@ -477,8 +351,6 @@ def checked_codes(kernel: str, asked: CheckInput) -> frozenset[str]:
 
 
 def _of(kernel: str, asked: CheckInput) -> tuple[Check, ...]:
-    if asked.env.device.type == "xpu":
-        return {"overrideable": (*FOR_XPU, *FOR_ONEDNN), "flash": FOR_XPU}.get(kernel, ())
-    if kernel == "flash":
-        return FLASH_ON_GPUS if asked.gpu else FLASH_ON_CPUS
-    return {"mem_efficient": EFFICIENT_ON_GPUS, "cudnn": CUDNN_CHECKS}.get(kernel, ())
+    if kernel == "flash" and not asked.gpu:
+        kernel = "flash_xpu" if asked.env.device.type == "xpu" else "flash_cpu"
+    return _CHECKS.get(kernel, ())

@@ -7,13 +7,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.rules.sdpa.platforms import EXPERIMENTAL
-from attnsel.verdicts.dispatch import Switch
+from attnsel.verdicts.dispatch import switches_in
 
 _ONE = ("0", "1")
 _KERNELS = ("flash", "mem_efficient", "math", "cudnn")
@@ -46,10 +45,7 @@ _NUMBERS = {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn"}
 _UNTOUCHED = ((1, 2, 0, 3), (3, 1, 2, 0))
 """The priority order as it is built in, and as F.sdpa itself sets it where cuDNN goes first."""
 
-SWITCHES = tuple(
-    Switch(row["name"], tuple(row["values"].split()), row["meaning"], row["source"])
-    for row in read_rows("attnsel.dispatchers.torch", "switches")
-)
+SWITCHES = switches_in("attnsel.dispatchers.torch")
 
 
 class Held(NamedTuple):

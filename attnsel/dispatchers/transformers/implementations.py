@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from attnsel.base.rows import read_rows
 from attnsel.dispatchers import dispatched_by
+from attnsel.dispatchers.conditions import Filter, attribute, read_filter
 from attnsel.dispatchers.known_bugs import known_bugs
 from attnsel.dispatchers.transformers.switches import Switches, is_hub, source
 from attnsel.environment import Environment
@@ -173,8 +175,6 @@ NAMES = {
 }
 """Since which release read each name is known. (AttentionInterface and is_flash_attn_N_available.)"""
 
-_HALF = ("fp16", "bf16")
-
 
 class Attempt(NamedTuple):
     """One implementation. What refuses it when it runs is not met by a fall-back: the program stops."""
@@ -207,44 +207,97 @@ def attempt(name: str, p: AttentionParams, env: Environment, asked: Switches) ->
     return make(name, p, env, asked)
 
 
+# ---- what refuses it, or is lost on the way ---------------------------------------------------------
+
+
+class _Asked(NamedTuple):
+    """A question to one implementation. ``number``: of FlashAttention; ``package``: what is here of it."""
+
+    name: str
+    p: AttentionParams
+    env: Environment
+    asked: Switches
+    number: int = 0
+    package: Version | None = None
+
+    @property
+    def widest(self) -> int:
+        return max(self.p.head_dim_qk, self.p.head_dim_v)
+
+    @property
+    def organisation(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def capability(self) -> str:
+        arch = self.env.arch or 0
+        return f"{arch // 10}.{arch % 10}"
+
+
+_WORDS: dict[str, Callable[[_Asked], object]] = {
+    "installed": lambda a: a.package is not None,
+    "unlike": lambda a: a.p.head_dim_qk != a.p.head_dim_v,
+    "sinks": lambda a: a.p.softmax_type != "vanilla",
+    # vLLM's FlashAttention 3 has s_aux; so have those that a model with sinks names
+    # (modeling_flash_attention_utils.py, lines 707 to 711, transformers 5.24.0, "FA3 (vllm)").
+    "takes_sinks": lambda a: "vllm-flash-attn3" in a.name or a.name in a.asked.compatible,
+    "of_hub": lambda a: is_hub(a.name),
+    "of_metal": lambda a: "metal" in a.name,
+    "of_flash": lambda a: "flash" in a.name,
+    "power_of_two": lambda a: a.p.num_heads & (a.p.num_heads - 1) == 0,
+}
+_PLACES = (("", _Asked), ("asked.", Switches), ("env.", Environment), ("p.", AttentionParams))
+
+
+def _filters() -> dict[str, list[Filter]]:
+    """The rows of ``data/refusals.csv``, by table."""
+    found: dict[str, list[Filter]] = {}
+    for row in read_rows("attnsel.dispatchers.transformers", "refusals"):
+        read = read_filter(row, _WORDS, lambda word: attribute(word, _PLACES))
+        found.setdefault(row["table"], []).append(read)
+    return found
+
+
+_FILTERS = _filters()
+
+
+def _found(table: str, a: _Asked) -> list[Refusal]:
+    """What holds of a table: refusals when it is "made" or "run", what makes the numbers "wrong", notes."""
+    kind, release, found = "hub" if is_hub(a.name) else a.name, a.asked.release, []
+    for one in _FILTERS[table]:
+        if kind in one.kernels and one.holds(release) and (text := one.check(a)):
+            subject = one.lines.removeprefix("lines.csv: ")
+            where = one.lines if subject == one.lines else source(subject, release)
+            found.append(Refusal(text, where, switch=one.switch, told=one.told.format(a=a)))
+    return found
+
+
+def _judged(a: _Asked, call: str, candidate: str = "", note: str = "") -> Attempt:
+    made, run, wrong, notes = (tuple(_found(table, a)) for table in ("made", "run", "wrong", "note"))
+    return Attempt(a.name, call, candidate, made, run, note, tuple(one.text for one in notes), wrong)
+
+
 # ---- sdpa and eager ---------------------------------------------------------------------------------
 
 
 def _sdpa(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
-    made, run, notes = [], [], list[str]()
-    if not asked.sdpa:
-        made.append(_unsupported("_supports_sdpa", "sdpa_check", asked))
-    if p.softcap and asked.release >= (5, 21):
-        told = "ValueError: `sdpa` attention does not support `softcap`"
-        run.append(Refusal(f"softcap {p.softcap:g}", source("softcap", asked.release), told=told))
-    wrong = []
-    if p.softcap and asked.release < (5, 21):
-        where = source("softcap", asked.release)
-        wrong.append(
-            Refusal(f"sdpa ignores softcap {p.softcap:g} without a word: the numbers are others", where)
-        )
-    wrong += _ignored_sinks(p, "sdpa", asked)
-    if asked.output_attentions:
-        if asked.release < (4, 53):
-            notes.append("output_attentions: the model's layers run eager instead, with a warning")
-        else:
-            notes.append("output_attentions: sdpa gives none, and warns")
     call = sdpa_call(p, env, asked)
-    notes += call.notes
+    found = _judged(_Asked(name, p, env, asked), call.text)
+    notes = (*found.notes, *call.notes)
     answer = dispatched_by("torch", call.params, env, {})
     chosen = answer.chosen
     if chosen is None:
         told = f"RuntimeError: {answer.error}"
-        run.append(Refusal("F.sdpa has no kernel for it", answer.order_source, told=told))
-        return Attempt(name, call.text, "", tuple(made), tuple(run), "", tuple(notes))
+        refused = Refusal("F.sdpa has no kernel for it", answer.order_source, told=told)
+        return found._replace(refused_when_run=(*found.refused_when_run, refused), notes=notes, known_bugs=())
     before = answer.offers[: answer.offers.index(chosen)]
     passed = [f"{offer.name}: {offer.refusals[0].text}" for offer in before if offer.refusals]
-    notes += [f"F.sdpa passes over {'; '.join(passed)}"] if passed else []
-    kernel = f"F.sdpa takes {chosen.name}"
-    return Attempt(
-        name, call.text, chosen.candidate, tuple(made), tuple(run), kernel, tuple(notes),
-        (*wrong, *answer.known_bugs),
-    )  # fmt: skip
+    return found._replace(
+        candidate=chosen.candidate,
+        note=f"F.sdpa takes {chosen.name}",
+        notes=(*notes, *([f"F.sdpa passes over {'; '.join(passed)}"] if passed else [])),
+        known_bugs=(*found.known_bugs, *answer.known_bugs),
+    )
 
 
 def _eager(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
@@ -254,101 +307,22 @@ def _eager(name: str, p: AttentionParams, env: Environment, asked: Switches) -> 
     return Attempt(name, call, note="matmul, softmax, matmul", notes=(note,))
 
 
-# ---- FlashAttention's packages ----------------------------------------------------------------------
+# ---- FlashAttention's packages, the Hub, flex -------------------------------------------------------
 
 
 def _flash(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
     number = int(name[-1])
-    made = _package_refusals(number, env, asked)
-    if not asked.flash:
-        made.insert(0, _unsupported("_supports_flash_attn", "flash_check", asked))
-    run, notes, wrong = _flash_call(number, p, env, asked)
-    note = "" if made or run else f"flash-attn {_package(number, env)}"
-    candidate = f"flash_attn.{number}"
-    bugs = (*wrong, *(() if made or run else known_bugs("transformers", candidate, p, env)))
-    return Attempt(name, _flash_text(p), candidate, tuple(made), tuple(run), note, tuple(notes), bugs)
+    package = _package(number, env)
+    found = _judged(_Asked(name, p, env, asked, number, package), _flash_text(p), f"flash_attn.{number}")
+    if found.refused_when_made or found.refused_when_run:
+        return found
+    bugs = (*found.known_bugs, *known_bugs("transformers", found.candidate, p, env))
+    return found._replace(note=f"flash-attn {package}", known_bugs=bugs)
 
 
 def _package(number: int, env: Environment) -> Version | None:
     found: Version | None = getattr(env, {2: "flash_attn", 3: "flash_attn_3", 4: "flash_attn_4"}[number])
     return found
-
-
-def _package_refusals(number: int, env: Environment, asked: Switches) -> list[Refusal]:
-    """Package, device and compute capability, as transformers asks for them before a model is made."""
-    made = []
-    here, check = source("flash_package", asked.release), source("flash_check", asked.release)
-    package = _package(number, env)
-    if package is None:
-        told = f"ImportError: the package for FlashAttention{number} doesn't seem to be installed"
-        made.append(Refusal(f"FlashAttention {number} is not installed", here, told=told))
-    elif number == 2:
-        least = Version.parse("2.3.3" if asked.release >= (5, 4) else "2.1.0")
-        if package < least:
-            text = f"flash-attn is {package}, at least {least}"
-            told = f"ImportError: FlashAttention2 requires at least version `{least}`"
-            made.append(Refusal(text, here, told=told))
-    if env.device.type not in ("cuda", "rocm"):
-        told = f"ValueError or ImportError: Flash Attention {number} with no GPU available"
-        made.append(Refusal(f"the device is {env.device.type}, a GPU with CUDA is wanted", check, told=told))
-    least_major = {3: 8, 4: 9}.get(number)
-    arch = env.arch
-    if least_major and arch is not None and arch // 10 < least_major and asked.release >= (5, 4):
-        text = f"compute capability {arch // 10}.{arch % 10}, at least {least_major}.0"
-        made.append(Refusal(text, check, told=f"ImportError: requires compute capability >= {least_major}"))
-    return made
-
-
-def _flash_call(
-    number: int, p: AttentionParams, env: Environment, asked: Switches, sinks: bool = False
-) -> tuple[list[Refusal], list[str], list[Refusal]]:
-    """What fails when the function is called, what becomes of the call, and what of it is lost, so that the
-    numbers are others. ``sinks``: the function has them."""
-    run, notes, wrong = [], list[str](), list[Refusal]()
-    here, release = source("flash_call", asked.release), asked.release
-    arch = env.arch
-    if number == 2 and arch is not None and env.device.type == "cuda" and arch < 80:
-        told = "RuntimeError: FlashAttention only supports Ampere GPUs or newer, from the first call"
-        run.append(Refusal(f"sm{arch}, at least sm80", "csrc/flash_attn/flash_api.cpp, 2.8", told=told))
-    if p.dtype not in _HALF:
-        told = "RuntimeError: FlashAttention only support fp16 and bf16 data type, from the first call"
-        run.append(Refusal(f"{p.dtype}, and no autocast that casts it: fp16 or bf16", here, told=told))
-    if max(p.head_dim_qk, p.head_dim_v) > 256:
-        told = "RuntimeError: head dimension at most 256, from the first call"
-        text = f"head dimension {max(p.head_dim_qk, p.head_dim_v)}, at most 256"
-        run.append(Refusal(text, "csrc/flash_attn/flash_api.cpp, 2.8", told=told))
-    if p.head_dim_qk != p.head_dim_v:
-        if release >= (5, 16):
-            notes.append(f"values are padded from {p.head_dim_v} to {p.head_dim_qk}, and the output is cut")
-        else:
-            text = f"head dimensions {p.head_dim_qk} and {p.head_dim_v} differ"
-            run.append(Refusal(text, here, told="an error of the package, unless the model pads by itself"))
-    if p.attn_mask_type == "arbitrary":
-        run.append(Refusal("a mask other than padding [b, s]", here, told="an error where it is unpadded"))
-    if p.core_attention_bias_type == "alibi":
-        told = "ValueError: `alibi` is not supported when `use_flash_attn` is True"
-        run.append(
-            Refusal(
-                "ALiBi has no argument here",
-                "models/falcon/modeling_falcon.py, line 466, transformers 5.24.0",
-                told=told,
-            )
-        )
-    if p.has_bias:
-        wrong.append(Refusal("a bias has no argument here: it is ignored", here))
-    package = _package(number, env)
-    if p.softcap and number == 2 and package is not None and package < (2, 6):  # which has it since
-        if release < (5, 21):
-            text = f"flash-attn {package} has no softcap: it is ignored without a word"
-            wrong.append(Refusal(text, here))
-        else:
-            told = "ValueError: This flash attention implementation does not support `softcap`"
-            run.append(Refusal(f"softcap {p.softcap:g}", here, told=told))
-    if number < 4 and not sinks:
-        wrong += _ignored_sinks(p, f"flash-attn {number}", asked)
-    if p.attention_dropout and number > 2:
-        notes.append(f"FlashAttention {number} has no dropout: it is left out, with a warning")
-    return run, notes, wrong
 
 
 def _flash_text(p: AttentionParams) -> str:
@@ -362,78 +336,15 @@ def _flash_text(p: AttentionParams) -> str:
     return f"{name}, causal={p.causal}{window})"
 
 
-# ---- the Hub, flex ----------------------------------------------------------------------------------
-
-
 def _hub(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
-    made = []
-    here = source("resolve", asked.release)
-    if asked.release < (4, 53):
-        text = f"transformers {asked.release} loads no kernels from the Hub, 4.53 is the first read that does"
-        made.append(Refusal(text, source("names", asked.release), told=f'"{name}" is not supported'))
-    if not asked.kernels:
-        told = "ImportError or ValueError: `kernels` is not installed"
-        made.append(Refusal("the package kernels is not installed", here, switch="kernels=false", told=told))
-    organisation = name.partition("/")[0]
-    if organisation != "kernels-community" and asked.release >= (5, 3) and not asked.all_kernels:
-        text = f"{organisation} is not kernels-community, and allow_all_kernels is not set"
-        made.append(Refusal(text, here, switch="allow_all_kernels=false", told="an error when it is loaded"))
-    if env.device.type not in ("cuda", "rocm", "xpu") and "metal" not in name:
-        text = f"the device is {env.device.type}, for which it has no build"
-        made.append(Refusal(text, here, told="an error when it is loaded"))
-    if not asked.flash and "flash" in name and asked.release >= (5, 24):
-        made.append(_unsupported("_supports_flash_attn", "flash_check", asked))
     number = 3 if "attn3" in name else 4 if "attn4" in name else 2
-    run, notes, wrong = _flash_call(number, p, env, asked, sinks=_takes_sinks(name, asked))
-    notes.append("a kernel of the Hub is downloaded: which release of it is decided there")
-    return Attempt(
-        name, _flash_text(p), "", tuple(made), tuple(run), "from the Hub", tuple(notes), tuple(wrong)
-    )
-
-
-def _takes_sinks(name: str, asked: Switches) -> bool:
-    """vLLM's FlashAttention 3 has s_aux; so have those that a model with sinks names.
-
-    Source: modeling_flash_attention_utils.py, lines 707 to 711, transformers 5.24.0 ("FA3 (vllm)").
-    """
-    return "vllm-flash-attn3" in name or name in asked.compatible
+    a = _Asked(name, p, env, asked, number, _package(number, env))
+    return _judged(a, _flash_text(p), note="from the Hub")
 
 
 def _flex(name: str, p: AttentionParams, env: Environment, asked: Switches) -> Attempt:
-    made, run, notes = [], [], list[str]()
-    here, check = source("flex_call", asked.release), source("flex_check", asked.release)
-    if not asked.flex:
-        made.append(_unsupported("_supports_flex_attn", "flex_check", asked))
-    if env.torch is not None and env.torch < (2, 5):
-        told = "ImportError: PyTorch Flex Attention requirements are not met"
-        made.append(Refusal(f"torch is {env.torch}, at least 2.5", check, told=told))
-    if p.attention_dropout and asked.release >= (4, 53):
-        told = "ValueError: `flex_attention` does not support `dropout`"
-        run.append(Refusal(f"attention_dropout {p.attention_dropout:g}", here, told=told))
-    if p.softmax_type != "vanilla" and env.device.type == "cpu" and asked.release >= (5,):
-        told = "ValueError: Attention sinks cannot be run on CPU with flex attention"
-        run.append(Refusal("sinks on a CPU", here, told=told))
-    if p.num_heads & (p.num_heads - 1):
-        notes.append(f"{p.num_heads} heads are no power of two: kv heads are repeated, a copy on every call")
     call = "flex_attention(q, k, v, score_mod, block_mask), compiled"
-    note = "torch's flex_attention"
-    return Attempt(name, call, "", tuple(made), tuple(run), note, tuple(notes))
-
-
-def _unsupported(flag: str, subject: str, asked: Switches) -> Refusal:
-    told = "ValueError when the model is made: the model does not support it yet"
-    text = f"the model's class says {flag} = False"
-    return Refusal(text, source(subject, asked.release), switch=f"{flag}=false", told=told)
-
-
-def _ignored_sinks(p: AttentionParams, who: str, asked: Switches) -> list[Refusal]:
-    if p.softmax_type == "vanilla":
-        return []
-    return [
-        Refusal(
-            f"{who} ignores sinks without a word: the numbers are others", source("flash_call", asked.release)
-        )
-    ]
+    return _judged(_Asked(name, p, env, asked), call, note="torch's flex_attention")
 
 
 _MAKERS: dict[str, Callable[[str, AttentionParams, Environment, Switches], Attempt]] = {

@@ -13,7 +13,7 @@ from attnsel.environment.installed import installed_version
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
-from attnsel.verdicts.dispatch import Switch
+from attnsel.verdicts.dispatch import switches_in
 
 # ---- The releases of transformers that were read, and the lines that its statements come from ----------
 # Facts that differ from release to release were looked for in every release of ``READ``; lines are given for
@@ -57,10 +57,7 @@ def read_for(release: Version) -> tuple[str, str]:
 
 _FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
 
-SWITCHES = tuple(
-    Switch(row["name"], tuple(row["values"].split()), row["meaning"], row["source"])
-    for row in read_rows("attnsel.dispatchers.transformers", "switches")
-)
+SWITCHES = switches_in("attnsel.dispatchers.transformers")
 
 _KERNEL = re.compile(r"[^/:]+/[^/:@]+(@[^/:]+)?(:[^/:]+)?")  # integrations/hub_kernels.py, line 815, 5.23.0
 _HUB = {

@@ -18,22 +18,18 @@ FILES = [path for path in FOUND if path.stem not in ELSEWHERE]
 # Of us, or what we asked ourselves: these have no source.
 OURS = {"features", "asked", "meant", "tiles", "ranges", "removed", "said", "shapes", "sentences"} | {
     *("open_engines", "gpu_spellings", "libraries", "machine", "texts", "mentions", "findings", "questions"),
+    *("copy_advice", "topics"),
 }
 # Columns.
 LOGS = {path.stem: 4 for path in FILES if path.parent.parent.name == "logs"} | {  # part, what it does, texts
     **{"libraries": 3, "texts": 2},
 }
 KEY = LOGS | {
+    **dict.fromkeys(("torch_builds", "pypi", "framework_fixes", "features", "meant", "ranges", "said"), 2),
     **dict.fromkeys(
-        ("torch_builds", "pypi", "framework_fixes", "features", "meant", "ranges", "said", "lines"), 2
+        ("lines", "secrets", "gpu_spellings", "mentions", "questions", "inputs", "copy_advice"), 2
     ),
-    "flash_attn_wheels": 3,
-    "secrets": 2,
-    "tiles": 5,
-    "filters": 6,
-    "open_engines": 3,
-    **dict.fromkeys(("gpu_spellings", "mentions"), 2),
-    "questions": 2,
+    **{"flash_attn_wheels": 3, "open_engines": 3, "tiles": 5, "refusals": 5, "filters": 6, "checks": 9},
 }
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",
@@ -53,7 +49,7 @@ FORMS = {
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
     "replaced_by write why values others opt_in example packages newest released gfx "
     "text looked_for dispatcher ask stack parts defaults says without package conditions since until "
-    "told switch unread thread where",
+    "told switch unread thread where own before effect",
     ".*": "quick instead",  # it stands so in a log or a name, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }

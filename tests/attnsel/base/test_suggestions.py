@@ -102,7 +102,7 @@ def test_what_resembles_nothing_gets_no_guess() -> None:
 def test_every_meaning_is_of_something_that_exists() -> None:
     functions = (DotProductAttention.__init__, DotProductAttention.forward, attention, select)
     names = {name for function in functions for name in inspect.signature(function).parameters}
-    names |= {"gpu", *AttentionParams.model_fields, *Environment.model_fields}
+    names |= {"gpu", "--gpu", *AttentionParams.model_fields, *Environment.model_fields}
     names |= {*Policy.model_fields, *Settings.model_fields}
     assert set(other_names("field")) | set(other_names("argument")) <= names
     assert {row.argument.rstrip("=") for row in said()} <= names

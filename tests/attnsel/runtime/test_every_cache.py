@@ -120,6 +120,7 @@ BOUNDED_BY_WHAT_IS_ASKED = {
     "attnsel.backends.sdpa.varlen._names_of": "an entry for each of two operators",
     "aot._binaries": "it takes no argument",
     "attnsel.cli.findings._known": "it takes no argument",
+    "attnsel.diagnose.framework_fixes._topics": "it takes no argument",
     "attnsel.diagnose.framework_fixes.known_fixes": "it takes no argument",
     "attnsel.diagnose.models.table.denoisers": "it takes no argument",
     "attnsel.environment.gpus._cards": "it takes no argument",
@@ -129,6 +130,7 @@ BOUNDED_BY_WHAT_IS_ASKED = {
     "attnsel.environment.releases.torch_builds": "it takes no argument",
     "attnsel.environment.wheels.on_pypi": "it takes no argument",
     "attnsel.report.html._templates": "it takes no argument",
+    "attnsel.report.copy_advice._texts": "it takes no argument",
     "attnsel.report.prose._patterns": "it takes no argument",
     "attnsel.pages.can_i_use.all_features": "it takes no argument",
 }
