@@ -35,7 +35,7 @@ from attnsel.backends.cudnn.graph import planned
 from attnsel.backends.cudnn.plans import PLANS, PlanRefused
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from cudnn_cases import FEATURES, HEAD_DIM_SPECS, HEAD_DIMS, as_carried_out, head_dim_case, made
-from forward_checks import call_in_pages, check_on_the_cpu
+from forward_checks import call_in_pages, check_hits, check_on_the_cpu
 from pairwise import pairwise
 
 if importlib.util.find_spec("cudnn") is None and torch.cuda.is_available():
@@ -201,6 +201,11 @@ def test_a_captured_call_replays(device: torch.device) -> None:
     torch.cuda.synchronize()
     assert error(out, module(q, k, v)) == 0.0
     assert PLANS.info().pinned >= 1
+
+
+@pytest.mark.cuda_only("through the public API")
+def test_repeated_training_calls_are_right(device: torch.device) -> None:
+    check_hits("cudnn", device, 300, 64)
 
 
 @pytest.mark.cuda_only("streams")

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from attention_cases import CAUSAL, DROPOUT, Case, build, carried_out, error, onto
 from attnsel import DotProductAttention, attention
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from forward_checks import check_hits
 from reference import attention_reference
 
 if importlib.util.find_spec("triton") is None:
@@ -49,6 +50,10 @@ def test_forced_it_runs_and_is_right(device: torch.device) -> None:
     out = attention(q, k, v, attn_mask_type="causal", backend="triton").flatten(2)
     assert error(out, reference_of(q, k, v, **CAUSAL)) < 1e-2
     assert all(t.isfinite().all() for t in with_gradients(out, [q, k, v]))
+
+
+def test_repeated_training_calls_are_right(device: torch.device) -> None:
+    check_hits("triton", device, *((300, 64) if device.type == "cuda" else (20, 16)))
 
 
 @pytest.mark.shows("triton", "softcap")

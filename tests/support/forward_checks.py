@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from attention_cases import BOTTOM_RIGHT, Case, assert_errs_little_more, build, int32
+from attnsel import attention
 from attnsel.backends.contract import Inputs, Result, Spec
 from reference import attention_reference
 
@@ -28,6 +31,22 @@ def check_forward(result: Result, spec: Spec, inputs: Inputs) -> None:
         for at in (torch.float64, dtype)
     )
     assert_errs_little_more(actual, wanted, plain, dtype)
+
+
+def check_hits(backend: str, device: torch.device, s: int, d: int) -> None:
+    """Training calls that repeat, each with other tensors; the last one's lie on the CPU in between."""
+    for seed in range(3):
+        gen = torch.Generator().manual_seed(seed)
+        q, k, v, dout = (
+            torch.randn(2, s, n, d, generator=gen).to(device, torch.bfloat16) for n in (4, 2, 2, 4)
+        )
+        inputs, found = [t.requires_grad_() for t in (q, k, v)], []
+        hooks = saved_tensors_hooks(Tensor.cpu, lambda t: t.to(device)) if seed == 2 else nullcontext()
+        for name in (backend, "tiled"):
+            with hooks:
+                out = attention(*inputs, attn_mask_type="causal", backend=name)
+            found.append([out, *torch.autograd.grad(out, inputs, dout)])
+        torch.testing.assert_close(*found, atol=2e-2, rtol=2e-2)
 
 
 def call_in_pages(s_q: int, scale: int, page_size: int) -> tuple[tuple[Spec, Inputs], tuple[Spec, Inputs]]:
