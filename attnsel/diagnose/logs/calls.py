@@ -22,6 +22,7 @@ from attnsel.environment.versions import Version
 from attnsel.environment.wheels import unlike
 
 SEEN = "seen"  # the library of findings that only say whose code a log shows (``text``), and of exceptions
+CAUGHT = "caught"  # of the line that says of the exception above it that the program caught it
 
 _Key = tuple[Finding, ...]
 _MOST = 2000  # different calls; what is beyond is counted
@@ -197,6 +198,7 @@ class Calls:
             findings.append(finding)
 
     def _end(self, stream: _Stream, finding: Finding, entry: Entry) -> None:
+        caught = entry.number - stream.frames.pop(CAUGHT, _NONE) < _CHAIN
         findings = stream.open.pop(finding.library, None)
         if findings is None and finding.kind == "error" and stream.open:
             findings = stream.open.popitem()[1]  # a library above it says at last what became of the call
@@ -212,12 +214,13 @@ class Calls:
             # An error is of the call that ended last where what was chosen failed, or where the same library
             # tells it once more, in words that say no more.
             chained = entry.number - stream.frames.get(SEEN, _NONE) < _CHAIN and before.kind == "error"
-            again = before.kind == "chosen" or (same_library and _says_nothing(finding)) or chained
+            caught = caught and before.kind == "error" and "No module named" in before.text
+            again = before.kind == "chosen" or (same_library and _says_nothing(finding)) or chained or caught
             if finding.kind == "error" and again:
                 key = "\x00".join(map(_identity, last))
                 if call := self._counts.get(key):
                     self._counts[key] = call._replace(times=call.times - 1)
-                findings = list(last)
+                findings = [] if caught else list(last)
         ended = (*(findings or ()), finding)
         self._count(ended, entry)
         stream.last = ended
