@@ -22,7 +22,6 @@ from attnsel.environment.versions import Version
 from attnsel.environment.wheels import unlike
 
 SEEN = "seen"  # the library of findings that only say whose code a log shows (``text``), and of exceptions
-CAUGHT = "caught"  # of the line that says of the exception above it that the program caught it
 
 _Key = tuple[Finding, ...]
 _MOST = 2000  # different calls; what is beyond is counted
@@ -30,6 +29,7 @@ _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
 _BEFORE, _CHAIN = 12, 150  # lines: of an error pasted before its frame, of one raised from another
 _NONE = -1000  # the line of a frame that is not there
+_ABSENT = ("No module named", "cannot import name")  # of what a program tries first and can do without
 ANY = "attention"  # the library of errors that are told only where no other is known
 
 
@@ -198,7 +198,7 @@ class Calls:
             findings.append(finding)
 
     def _end(self, stream: _Stream, finding: Finding, entry: Entry) -> None:
-        caught = entry.number - stream.frames.pop(CAUGHT, _NONE) < _CHAIN
+        caught = entry.number - stream.frames.pop("caught", _NONE) < _CHAIN  # the program did, and went on
         findings = stream.open.pop(finding.library, None)
         if findings is None and finding.kind == "error" and stream.open:
             findings = stream.open.popitem()[1]  # a library above it says at last what became of the call
@@ -214,7 +214,7 @@ class Calls:
             # An error is of the call that ended last where what was chosen failed, or where the same library
             # tells it once more, in words that say no more.
             chained = entry.number - stream.frames.get(SEEN, _NONE) < _CHAIN and before.kind == "error"
-            caught = caught and before.kind == "error" and "No module named" in before.text
+            caught = caught and before.kind == "error" and any(word in before.text for word in _ABSENT)
             again = before.kind == "chosen" or (same_library and _says_nothing(finding)) or chained or caught
             if finding.kind == "error" and again:
                 key = "\x00".join(map(_identity, last))
