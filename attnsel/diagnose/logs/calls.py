@@ -29,6 +29,7 @@ _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
 _BEFORE, _CHAIN = 12, 150  # lines: of an error pasted before its frame, of one raised from another
 _NONE = -1000  # the line of a frame that is not there
+_ABSENT = ("No module named", "cannot import name")  # of what a program tries first and can do without
 ANY = "attention"  # the library of errors that are told only where no other is known
 
 
@@ -197,6 +198,7 @@ class Calls:
             findings.append(finding)
 
     def _end(self, stream: _Stream, finding: Finding, entry: Entry) -> None:
+        caught = entry.number - stream.frames.pop("caught", _NONE) < _CHAIN  # the program did, and went on
         findings = stream.open.pop(finding.library, None)
         if findings is None and finding.kind == "error" and stream.open:
             findings = stream.open.popitem()[1]  # a library above it says at last what became of the call
@@ -212,12 +214,13 @@ class Calls:
             # An error is of the call that ended last where what was chosen failed, or where the same library
             # tells it once more, in words that say no more.
             chained = entry.number - stream.frames.get(SEEN, _NONE) < _CHAIN and before.kind == "error"
-            again = before.kind == "chosen" or (same_library and _says_nothing(finding)) or chained
+            caught = caught and before.kind == "error" and any(word in before.text for word in _ABSENT)
+            again = before.kind == "chosen" or (same_library and _says_nothing(finding)) or chained or caught
             if finding.kind == "error" and again:
                 key = "\x00".join(map(_identity, last))
                 if call := self._counts.get(key):
                     self._counts[key] = call._replace(times=call.times - 1)
-                findings = list(last)
+                findings = [] if caught else list(last)
         ended = (*(findings or ()), finding)
         self._count(ended, entry)
         stream.last = ended

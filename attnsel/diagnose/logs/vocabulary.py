@@ -76,12 +76,9 @@ def more(line: str) -> More:
     return next((one.more for one in _going_on() if any(quick in line for quick in one.quicks)), "")
 
 
-_DIGITS = re.compile(r"\d+")
-
-
 def shape_of(text: str) -> str:
     """A text with one figure for each number: the steps of a log print one shape over and over."""
-    return _DIGITS.sub("0", text)
+    return re.sub(r"\d+", "0", text)
 
 
 @cache
