@@ -7,7 +7,7 @@
 SageAttention, with their tags. A name is a row where some of the releases that are read have it and others,
 before or after, do not; one that went and came again is none, nor one that came and went with its module.
 Names are read from the sources: what a module defines and what it imports by name, arguments of functions as
-``function(argument)``, members of classes that others write code against as ``.member``.
+``function(argument)``, functions of a class that others write code against with the class as their module.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ PUBLIC = re.compile(r"^(?!__)(?:[A-Za-z]|_flash|_attention|_sage|_wrapped)")
 KERNELS = re.compile(r"^(?!_).*(?:Wrapper|[Aa]ttention|[Pp]refill|[Dd]ecode|merge_state|page|kv_?cache|rope)")
 MEMBERS = {"PreTrainedModel"}
 OF_MEMBERS = re.compile(
-    r"\.(?:[gs]et_\w*attn_implementation|_autoset_attn\w+|_check_and_enable\w+|\w+can_dispatch)"
+    r"(?:[gs]et_\w*attn_implementation|_autoset_attn\w+|_check_and_enable\w+|\w+can_dispatch)"
 )
+CACHES = "transformers.cache_utils"
 FUNCTIONS = ("flash_attn", "_flash_attn", "sage")  # whose arguments are rows
 PACKAGES = {"transformers", "diffusers", "flash_attn", "xformers", "flashinfer", "sageattention"}
 MODELS = (
@@ -62,17 +63,20 @@ FLASHINFER = re.compile(
 )
 SAGEATTENTION = re.compile(r"sageattention/(?:__init__|core)\.py")
 INSTEAD = {
+    r"flash_attn_(?:varlen_)?func|flash_attn_with_kvcache": "that of flash_attn itself",
+    r"index_first_axis|(?:un)?pad_input": "that of flash_attn.bert_padding",
     r"is_flash_attn_available": "is_flash_attn_2_available of transformers.utils",
     r"is_flash_attn_greater_or_equal_2_10": 'is_flash_attn_greater_or_equal("2.1.0")',
     r"\w+FlashAttention2|\w+SdpaAttention\w*|\w+_ATTENTION_CLASSES": (
-        "the model's one attention class, whose kernel attn_implementation names"
+        "the model's one attention class and attn_implementation"
     ),
     r"_prepare_4d_\w+|AttentionMaskConverter|_(?:make_causal|expand|prepare_decoder_attention)_mask": (
         "create_causal_mask of transformers.masking_utils"
     ),
     r"(?:SlidingWindow|Hybrid|HybridChunked|OffloadedHybrid)Cache": "StaticCache or DynamicCache",
-    r"\._supports_flash_attn_2": "_supports_flash_attn",
-    r"\.(?:use_flash_attention_2|_autoset_attn_implementation|_check_and_enable_\w+)": "attn_implementation",
+    r"_autoset_attn_implementation|_check_and_enable_\w+": "attn_implementation",
+    r"sageattn\(attn_mask\)": "F.sdpa for what has a mask",
+    r"sageattn\(scale\)": "its argument sm_scale",
     r"flash_attn_unpadded_(?P<rest>\w+)": "flash_attn_varlen_…, with the same arguments",
     r"CrossAttention": "Attention of diffusers.models.attention_processor",
 }
@@ -81,7 +85,7 @@ READ = "2026-11-26"
 HEAD = """\
 # In which releases of a package a module has a name: from `since` on, before `until`; no name: whether the
 # module is there. Made by tests/proof/api_names.py, which reads the sources of every release in `source`. An
-# argument stands in brackets behind its function, a member of a class behind a dot. instead: what to take.
+# argument stands in brackets behind its function; a class is the module of its functions. instead: its heir.
 package,module,name,since,until,instead,source,read"""
 _TAG = re.compile(r"v\d+(?:\.\d+){2}(?:\.post\d+)?")
 Release = tuple[int, ...]
@@ -93,19 +97,19 @@ def names(source: str) -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in _outside(tree):
         if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] in PACKAGES):
             yield from (one.asname or one.name for one in node.names)
-    for node in _outside(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name
         if isinstance(node, ast.FunctionDef):
             args = node.args
             yield from (f"{node.name}({a.arg})" for a in (*args.posonlyargs, *args.args, *args.kwonlyargs))
-        if isinstance(node, ast.Assign):
-            yield from (one.id for one in node.targets if isinstance(one, ast.Name))
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (one.id for one in targets if isinstance(one, ast.Name))
         if isinstance(node, ast.ClassDef) and node.name in MEMBERS:
-            yield from (f".{one.name}" for one in node.body if isinstance(one, ast.FunctionDef))
+            yield from (f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef))
 
 
 def _outside(tree: ast.AST) -> Iterator[ast.AST]:
@@ -116,8 +120,11 @@ def _outside(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _outside(node)
 
 
-def _module(path: str) -> str:
-    return path.removeprefix("python/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+def _placed(path: str, name: str) -> tuple[str, str]:
+    """A name with its module, or its class."""
+    module = path.removeprefix("python/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    cls, _, member = name.rpartition(".")
+    return (f"{module}.{cls}" if cls else module), member
 
 
 def from_wheels(folder: Path, package: str, files: re.Pattern[str]) -> tuple[Names, list[Release]]:
@@ -130,7 +137,7 @@ def from_wheels(folder: Path, package: str, files: re.Pattern[str]) -> tuple[Nam
         with zipfile.ZipFile(wheel) as archive:
             for path in filter(files.fullmatch, archive.namelist()):
                 for name in {"", *names(archive.read(path).decode())}:
-                    found[_module(path), name].add(release)
+                    found[_placed(path, name)].add(release)
     return found, sorted(releases)
 
 
@@ -152,7 +159,7 @@ def from_tags(git_dir: Path, files: re.Pattern[str]) -> tuple[Names, list[Releas
                     with suppress(SyntaxError):
                         known[blob] = {"", *names(git("cat-file", "blob", blob))}
                 for name in known.get(blob, {""}):
-                    found[_module(path), name].add(release)
+                    found[_placed(path, name)].add(release)
     return found, sorted(releases)
 
 
@@ -169,18 +176,24 @@ def rows(package: str, found: Names, releases: list[Release], about: re.Pattern[
             newest[name].append(module)
     for (module, name), there in sorted(found.items()):
         first, last = releases.index(min(there)), releases.index(max(there))
-        wanted = OF_MEMBERS if name.startswith(".") else about
-        whole = found[module, name.partition("(")[0] if "(" in name else ""]
+        wanted = OF_MEMBERS if module.endswith("PreTrainedModel") else about
+        whole = found.get((module, name.partition("(")[0] if "(" in name else ""), set(releases))
         with_it = bool(name) and (min(whole), max(whole)) == (min(there), max(there))
         always = len(there) == len(releases)
         if always or with_it or last - first + 1 != len(there) or (name and not wanted.search(name)):
             continue
         if "(" in name and not name.startswith(FUNCTIONS):
             continue
+        if (
+            module == "transformers"
+            and last + 1 < len(texts)
+            and max(found.get((CACHES, name), [()])) != max(there)
+        ):
+            continue  # the classes of models are in no module that is read here
         since, until = texts[first] if first else "", texts[last + 1] if last + 1 < len(texts) else ""
         instead = next((to for pattern, to in INSTEAD.items() if until and re.fullmatch(pattern, name)), "")
         moved = min(newest.get(name, ()), key=lambda one: (".models." in one, len(one), one), default="")
-        if until and moved and name and not instead and name[0] != "." and "(" not in name:
+        if until and moved and name and not instead and "(" not in name:
             instead = f"{name} of {moved}"
         yield [package, module, name, since, until, instead, f"{package} {texts[0]} to {texts[-1]}", READ]
 
