@@ -27,7 +27,7 @@ KEY = LOGS | {
     **dict.fromkeys(
         ("torch_builds", "pypi", "framework_fixes", "features", "meant", "ranges", "said", "lines"), 2
     ),
-    "flash_attn_wheels": 3,
+    **dict.fromkeys(("flash_attn_wheels", "names"), 3),
     "secrets": 2,
     "tiles": 5,
     "filters": 6,
@@ -53,7 +53,7 @@ FORMS = {
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
     "replaced_by write why values others opt_in example packages newest released gfx "
     "text looked_for dispatcher ask stack parts defaults says without package conditions since until "
-    "told switch unread thread where",
+    "told switch unread thread where name",
     ".*": "quick instead",  # it stands so in a log or a name, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }
