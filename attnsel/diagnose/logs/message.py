@@ -179,28 +179,28 @@ class Message:
         told = NOTHING if match is None or self.read is None else self.read(match)
         if match is None or told is None:
             return None
-        words, says = {**match.groupdict(""), **told}, self.says
+        says, fill = self.says, partial(_filled, words={**match.groupdict(""), **told})
         params, environment = _stated(match)
         given: dict[str, Any] = {
             "text": match[0],
-            "known": _filled(says.known, words),
-            "fix": _filled(says.fix, words),
+            "known": fill(says.known),
+            "fix": fill(says.fix),
             **{name: value for name, value in told.items() if name in Finding._fields},
         }
-        shown = _filled(self.text, words) or given["text"]
+        shown = fill(self.text) or given["text"]
         given["text"] = short(scrub(" ".join(shown.split())), str, _LONGEST_SHOWN)
         if says.kind == "error" and _LOGGED.search(text):
             given["kind"] = "note"
         given["params"] = {**says.params, **params, **told.get("params", NOTHING)}
         given["environment"] = {**says.environment, **environment, **told.get("environment", NOTHING)}
         given["variants"] = tuple(
-            one._replace(known=_filled(one.known, words), fix=_filled(one.fix, words))
+            one._replace(known=fill(one.known), fix=fill(one.fix), at=tuple(map(fill, one.at)))
             for one in says.variants
         )
         return says._replace(**given)
 
 
-_STATED = ("gpu", "platform", "vllm", "sglang", "transformers")  # beside components; programs' where seen
+_STATED = ("gpu", "platform", "vllm", "sglang", "transformers", "diffusers", "xformers", "sageattention")
 
 
 def _stated(match: re.Match[str]) -> tuple[dict[str, Any], dict[str, Any]]:

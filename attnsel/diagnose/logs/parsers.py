@@ -14,6 +14,7 @@ from typing import Any
 from attnsel.diagnose.logs.message import Facts, Finding, clean, messages
 from attnsel.dispatchers.te.config import configs
 from attnsel.environment.mentions import cards_in
+from attnsel.environment.names import lacking  # noqa: F401  # rows name it
 from attnsel.environment.releases import bundled_frontend
 from attnsel.environment.versions import Version
 

@@ -39,9 +39,8 @@ class Library:
 
     def findings(self, text: str, among: Iterable[Message] | None = None) -> Iterator[Finding]:
         """All that ``text``, one entry of a log, says; ``among``: messages that it can hold, if known."""
-        found = (one.find(text) for one in (self.messages if among is None else among))
-        said = (one for one in found if one is not None)
-        return islice(said, 1 if self.takes == "first" else None)
+        found = filter(None, (one.find(text) for one in (self.messages if among is None else among)))
+        return islice(found, 1 if self.takes == "first" else None)
 
 
 @cache

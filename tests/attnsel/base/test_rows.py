@@ -29,7 +29,15 @@ KEY = LOGS | {
     **dict.fromkeys(
         ("lines", "secrets", "gpu_spellings", "mentions", "questions", "inputs", "copy_advice"), 2
     ),
-    **{"flash_attn_wheels": 3, "open_engines": 3, "tiles": 5, "refusals": 5, "filters": 6, "checks": 9},
+    **{
+        "flash_attn_wheels": 3,
+        "names": 3,
+        "open_engines": 3,
+        "tiles": 5,
+        "refusals": 5,
+        "filters": 6,
+        "checks": 9,
+    },
 }
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",
@@ -49,7 +57,7 @@ FORMS = {
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
     "replaced_by write why values others opt_in example packages newest released gfx "
     "text looked_for dispatcher ask stack parts defaults says without package conditions since until "
-    "told switch unread thread where own before effect",
+    "told switch unread thread where own before effect name",
     ".*": "quick instead",  # it stands so in a log or a name, spaces and all
     r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }
