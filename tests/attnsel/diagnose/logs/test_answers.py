@@ -6,7 +6,6 @@ as JSON too. What changed is accepted as tests/support/records.py says.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterator
@@ -20,15 +19,11 @@ from attnsel.diagnose.logs.report import _verdict, log_document
 from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
 from records import Record
-from tables import each
+from tables import each, rows_of
 
 RECORD = Path(__file__).with_name("answers.txt")
 LOGS = [*sorted(RECORD.parent.glob("made/*.txt")), *sorted(RECORD.parent.glob("cases/*.txt"))]
 DERIVED = {"cudnn_frontend", "head_dim_v", "dtype", "tensors"}  # told in other words than figures
-THREADS = {
-    one["name"]: one for one in csv.DictReader((RECORD.parent / "threads/threads.csv").open(encoding="utf-8"))
-}
-FORMS = [*csv.DictReader((RECORD.parent / "forms.csv").read_text(encoding="utf-8").splitlines(True)[2:])]
 IN_JSON = ("made", "NVIDIA-TransformerEngine-2285.txt")
 
 
@@ -67,15 +62,15 @@ def told(log: str) -> tuple[str, dict[str, str]]:
     return text, {"says": " ".join(verdict.split()), "helps": " ".join(helps.split())}
 
 
-@each("form", FORMS)
+@each("form", rows_of(__file__, "forms.csv"))
 def test_what_no_row_knows_is_read_by_its_form_near_attention_alone(form: dict[str, str]) -> None:
     for cell, place in told(form["log"])[1].items():
         assert re.search(form[cell] or r"\A\Z", place), (cell, place)
 
 
-@each("name", [*THREADS])
-def test_a_thread_is_told_its_cause_and_what_helped_there(name: str) -> None:
-    thread, log = THREADS[name], (RECORD.parent / f"threads/{name}.txt").read_text(encoding="utf-8")
+@each("thread", rows_of(__file__, "threads/threads.csv"))
+def test_a_thread_is_told_its_cause_and_what_helped_there(thread: dict[str, str]) -> None:
+    log = (RECORD.parent / f"threads/{thread['name']}.txt").read_text(encoding="utf-8")
     text, places = told(log)
     for cell, place in places.items():
         assert re.search(thread[cell], place), (cell, place)
@@ -85,7 +80,7 @@ def test_a_thread_is_told_its_cause_and_what_helped_there(name: str) -> None:
 
 def test_nothing_is_told_against_what_a_log_says() -> None:
     """``never.csv`` over every text that is kept: threads and cases."""
-    rules = [*csv.DictReader(RECORD.with_name("never.csv").read_text(encoding="utf-8").splitlines()[2:])]
+    rules = rows_of(__file__, "never.csv")
     paths = (path for folder in ("threads", "cases") for path in RECORD.parent.glob(f"{folder}/*.txt"))
     texts = {path.stem: path.read_text(encoding="utf-8") for path in paths}
     found = []
