@@ -6,6 +6,7 @@ as JSON too. What changed is accepted as tests/support/records.py says.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES
-from attnsel.diagnose.logs.answer import AnsweredCall, Stated, _ways, explained
+from attnsel.diagnose.logs.answer import AnsweredCall, Explained, Stated, _ways, explained
 from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.report import _verdict, log_document
 from attnsel.report.markdown import to_markdown
@@ -27,6 +28,12 @@ DERIVED = {"cudnn_frontend", "head_dim_v", "dtype", "tensors"}  # told in other 
 IN_JSON = ("made", "NVIDIA-TransformerEngine-2285.txt")
 
 
+@functools.cache
+def read(log: str) -> Explained:
+    """Several tests ask about the same texts."""
+    return explained(gather(log.splitlines()), Stated())
+
+
 def question(answer: AnsweredCall) -> Iterator[str]:
     p, env = answer.rebuilt.params, answer.rebuilt.environment
     yield f"call: {p.model_dump(mode='json', exclude_defaults=True)}"
@@ -36,7 +43,7 @@ def question(answer: AnsweredCall) -> Iterator[str]:
 
 def reports() -> Iterator[str]:
     for place, path in enumerate(LOGS):
-        found = explained(gather(path.read_text(encoding="utf-8").splitlines()), Stated())
+        found = read(path.read_text(encoding="utf-8"))
         yield f"==== {path.parent.name}/{path.stem}\n\n"
         document = log_document(found)
         yield to_markdown(document) if place % 2 else to_text(document, 77)
@@ -55,7 +62,7 @@ def test_whole_answers_are_as_they_are_written_down(record: Record) -> None:
 
 def told(log: str) -> tuple[str, dict[str, str]]:
     """An answer, its first sentence and what it proposes; all empty where nothing is known."""
-    found = explained(gather(log.splitlines()), Stated())
+    found = read(log)
     text = to_text(log_document(found), 99) if found.answers else ""
     verdict = re.split(r"\n *(?:Why|What helps|What the log says)\n", text)[0]
     helps = " ".join(re.findall(r"What helps\n(.*?)\n *What the log says\n", text, re.DOTALL))
@@ -85,7 +92,7 @@ def test_nothing_is_told_against_what_a_log_says() -> None:
     texts = {path.stem: path.read_text(encoding="utf-8") for path in paths}
     found = []
     for name, text in texts.items():
-        answers = explained(gather(text.splitlines()), Stated()).answers
+        answers = read(text).answers
         told = {"verdict": [*map(_verdict, answers)], "fixes": [fix for a in answers for fix in a.fixes]}
         for rule in rules:
             meant = re.search(rule["log"], text) and not re.search(rule["unless"] or r"(?!)", text)
