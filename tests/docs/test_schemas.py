@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +11,9 @@ import pytest
 from attnsel import AttentionParams, Environment, select
 from attnsel.base.records import versions
 from json_schemas import FOLDER, path_of, samples
+from tables import rows_of
 
 jsonschema = pytest.importorskip("jsonschema")
-
-DIGESTS = Path(__file__).with_name("schema_digests.csv")
 
 
 def validator(name: str) -> Any:
@@ -27,8 +24,7 @@ def validator(name: str) -> Any:
 
 def test_a_shape_changes_only_with_its_version() -> None:
     files = {file.stem: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in FOLDER.glob("*.json")}
-    told = (line for line in DIGESTS.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
-    assert files == {row["document"]: row["sha256"] for row in csv.DictReader(told)}
+    assert files == {row["document"]: row["sha256"] for row in rows_of(__file__, "schema_digests.csv")}
 
 
 def test_what_is_printed_has_the_shape_of_its_version() -> None:

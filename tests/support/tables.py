@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterable
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,12 @@ def each(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callabl
         return test
 
     return decorate
+
+
+def rows_of(test: str | Path, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV that lies beside a test or below it, by column. It may begin with remarks (``#``)."""
+    lines = (Path(test).parent / name).read_text(encoding="utf-8").splitlines(keepends=True)
+    return list(csv.DictReader(dropwhile(lambda line: line[0] == "#", lines)))
 
 
 def cells_of(test: str, name: str) -> list[list[str]]:

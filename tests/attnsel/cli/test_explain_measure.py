@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import pickle
 from pathlib import Path
@@ -13,6 +12,7 @@ from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
 from attnsel.cli import main
 from attnsel.verdicts import measured
 from attnsel.verdicts.measured import append
+from tables import rows_of
 
 DATA = Path(__file__).with_name("measured.csv")
 WORDS = [
@@ -26,12 +26,7 @@ WORDS = [
 ]
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    lines = (line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#")
-    return list(csv.DictReader(lines))
-
-
-@pytest.mark.parametrize("row", rows_of(DATA.with_name("measured_calls.csv")), ids=lambda row: row["why"])
+@pytest.mark.parametrize("row", rows_of(__file__, "measured_calls.csv"), ids=lambda row: row["why"])
 def test_the_choice_follows_what_was_measured_near_the_call_and_nothing_else(row: dict[str, str]) -> None:
     own = ("why", "gpu", "m", "first")
     p = AttentionParams(
@@ -90,7 +85,7 @@ def test_measuring_writes_rows_that_the_choice_follows_and_a_full_disk_loses_non
     file = tmp_path / "figures.csv"
     words = [*WORDS, "--budget=2", "--out", str(file)]
     assert main([*words, "--json"]) == 0
-    told, written = json.loads(capsys.readouterr().out)["measured"], rows_of(file)
+    told, written = json.loads(capsys.readouterr().out)["measured"], rows_of(file, file.name)
     assert {one["name"]: one["status"] for one in told["candidates"]}["sdpa.flash"] == "measured"
     assert {(row["pair"], row["direction"]) for row in written} == {
         ("m1", "fwd"),
@@ -130,4 +125,4 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
     told = json.loads(capsys.readouterr().out)["measured"]
     assert told["interrupted"]
     assert [one["status"] for one in told["candidates"][:2]] == ["measured", "measured"]
-    assert rows_of(tmp_path / "figures.csv") == [{**row, "pair": "m1"} for row in told["rows"]]
+    assert rows_of(tmp_path / "x", "figures.csv") == [{**row, "pair": "m1"} for row in told["rows"]]

@@ -1,8 +1,9 @@
 """The flags themselves: what each says reaches the question, each has one meaning under every name, numbers
-as people type them, and what is said of one that there is not."""
+as people type them."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 
 import pytest
@@ -12,7 +13,7 @@ from attnsel.cli import COMMANDS, _with_flags_of
 from attnsel.cli.flags import ALIASES, FLAG_OF, FLAGS, SHORTHANDS
 from attnsel.environment import COMPONENTS
 from attnsel.pages.commands import DESCRIBED_AFTERWARDS
-from tables import each
+from tables import cells_of, each
 
 pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
 
@@ -41,8 +42,6 @@ def test_a_command_that_reads_some_words_has_every_flag_they_name(command):
 
 
 # ---- what they say ------------------------------------------------------------------------------------
-
-PAGED = "--inference --qkv-layout paged_kv_bshd_bshd_bshd --kv-cache paged"
 
 
 def test_a_flag_that_says_nothing_of_the_call_is_told(run):
@@ -110,54 +109,7 @@ def test_another_name_says_the_same(asked, field, alias):
     assert asked(line).params != AttentionParams()
 
 
-THD_CAUSAL = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
-PAGED_CALL = {
-    "qkv_layout": "paged_kv_bshd_bshd_bshd",
-    "kv_cache": "paged",
-    "page_size": 16,
-    "is_training": False,
-}
-MXFP8 = {"fp8": True, "fp8_meta": {"recipe": {"kind": "mxfp8", "fp8_dpa": True}}}
-
-
-@each(
-    "words, expected",
-    [
-        ("", {}),
-        ("--inference", {"is_training": False}),
-        ("--training", {"is_training": True}),
-        ("--deterministic --no-cuda-graph", {"deterministic": True}),
-        ("--max-seqlen-kv -1", {}),
-        ("--dtype float16", {"dtype": "fp16"}),
-        ("--softcap 30.5", {"softcap": 30.5}),
-        (
-            "--core-attention-bias-type alibi --alibi-slopes-shape 2 16",
-            {"core_attention_bias_type": "alibi", "alibi_slopes_shape": (2, 16)},
-        ),
-        ("--fp8-recipe mxfp8", MXFP8),
-        (f"{PAGED} --page-size 16", PAGED_CALL),
-        ("--head-dim 64", {"head_dim_qk": 64}),
-        ("--head-dim 192,128", {"head_dim_qk": 192, "head_dim_v": 128}),
-        ("--head-dim 192 --head-dim-v 128", {"head_dim_qk": 192, "head_dim_v": 128}),
-        ("--seq-len 128_000", {"max_seqlen_q": 128_000}),
-        ("--seqlen 8k --seqlen-kv 16Ki", {"max_seqlen_q": 8192, "max_seqlen_kv": 16384}),
-        ("--causal", {}),
-        ("--no-causal", {"attn_mask_type": "no_mask"}),
-        ("--causal --layout thd", THD_CAUSAL),
-        ("--no-causal --layout t3hd", {"attn_mask_type": "padding", "qkv_layout": "t3hd"}),
-        ("--window-size 1024", {"window_size": (1024, 1024)}),
-        ("--window-size 1k,0", {"window_size": (1024, 0)}),
-        ("--window-size -1 -1 --mask no_mask", {"attn_mask_type": "no_mask"}),
-        # as transformers.masking_utils (5.23): the query's own key counts; both sides without a mask
-        ("--sliding-window 1k", {"window_size": (1023, 0)}),
-        ("--no-causal --sliding-window 64", {"attn_mask_type": "no_mask", "window_size": (64, 64)}),
-    ],
-)
+@each("words, expected", cells_of(__file__, "flags.txt"))
 def test_flags_say_what_the_model_says(asked, words, expected):
-    assert asked(f"explain --gpu H100 {words}").params == AttentionParams(**expected)
-
-
-# ---- numbers ------------------------------------------------------------------------------------------
-
-
-# ---- what was meant -----------------------------------------------------------------------------------
+    fields = ast.literal_eval(expected)
+    assert asked(f"explain --gpu H100 {words}").params == AttentionParams(**fields)

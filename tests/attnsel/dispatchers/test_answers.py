@@ -6,7 +6,6 @@ accepted as tests/support/records.py says.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +14,9 @@ from attnsel.dispatchers import Offer, dispatched_by
 from attnsel.report.short import report_document, short_document
 from attnsel.report.text import to_text
 from records import Record, literals, words_of
-from tables import each
+from tables import each, rows_of
 
 RECORD = Path(__file__).with_name("answers.txt")
-TRUTH = RECORD.with_name("truth.csv").read_text(encoding="utf-8").splitlines()
 
 
 def offered(offer: Offer) -> Iterator[str]:
@@ -51,7 +49,7 @@ def test_every_question_is_answered_as_it_is_written_down(record: Record) -> Non
     record.answers(RECORD, answered)
 
 
-@each("row", csv.DictReader(line for line in TRUTH if not line.startswith("#")))
+@each("row", rows_of(__file__, "truth.csv"))
 def test_it_is_what_the_line_of_the_source_says(row: dict[str, str]) -> None:
     machine, switches, fields = (words_of(part) for part in row["asked"].split(" | "))
     (chooser, gpu), versions = machine

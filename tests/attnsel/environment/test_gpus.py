@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 from attnsel import Environment
 from attnsel.cli.flags import FLAG_OF
 from attnsel.environment.gpus import architecture_of, catalogue, familiar, look_up_gpu
-from tables import each
-
-NAMES = Path(__file__).with_name("card_names.csv")
+from tables import each, rows_of
 
 
-@each("row", csv.DictReader(line for line in NAMES.read_text().splitlines() if line[0] != "#"))
+@each("row", rows_of(__file__, "card_names.csv"))
 def test_names_that_people_type_are_answered(row) -> None:
     device = Environment.describe(row["name"]).device
     assert row["arch"] in (device.name if row["arch"].startswith("gfx") else f"{device.arch or device.type}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
-from pathlib import Path
 
 from attnsel import AttentionParams, Environment, select
 from attnsel.cli import main
@@ -18,10 +16,7 @@ from attnsel.environment.versions import Version
 from attnsel.environment.wheels import on_pypi
 from attnsel.report.answer import one_line
 from questions import questions
-from tables import each
-
-TABLE = Path(__file__).with_name("newer.csv").read_text(encoding="utf-8").splitlines()
-ROWS = [tuple(row.values()) for row in csv.DictReader(line for line in TABLE if line[0] != "#")]
+from tables import each, rows_of
 
 
 def sentence(subject: str, version: str) -> str:
@@ -30,7 +25,7 @@ def sentence(subject: str, version: str) -> str:
     return f"{component_name(subject)} {version} {as_which}"
 
 
-@each("component, stated, read, newer", ROWS)
+@each("component, stated, read, newer", [row.values() for row in rows_of(__file__, "newer.csv")])
 def test_what_is_newer_has_the_sentence_in_every_form(component, stated, read, newer, capsys):
     env = Environment.describe("H100", **{component: stated})
     expected = [sentence(component, read)] if newer else []

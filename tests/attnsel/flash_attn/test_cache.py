@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
-from typing import Any
 
 import flash_calls
 import pytest
@@ -12,28 +12,9 @@ import torch
 import attnsel
 from attnsel.flash_attn import flash_attn_func, flash_attn_with_kvcache
 from flash_reference import CACHE
+from tables import cells_of
 
-PADS, ENTRIES, PAGES = [2, 0, 9], [4, 0, 2], [[5, 1], [0, 2], [3, 4]]
-CASES: dict[str, dict[str, Any]] = {
-    "the whole cache": {"lens_k": [40] * 3, "whole": True},
-    "one length for all": {"lens_k": [17] * 3, "int_length": True, "q": 3, "causal": True},
-    "lengths, causal: rows without keys": {"q": 9, "causal": True},
-    "window, softcap, scale": {"q": 4, "window": (3, 1), "softcap": 1.1, "scale": 0.3},
-    "alibi of one causal row": {"alibi": "h", "causal": True},
-    "append several, bf16": {"q": 4, "new": 4, "causal": True, "dtype": "bfloat16"},
-    "append fewer than are asked": {"q": 5, "new": 2, "causal": True},
-    "batch_idx": {"batch_idx": ENTRIES, "q": 3, "causal": True},
-    "leftpad, causal, append": {"leftpad": PADS, "q": 3, "new": 3, "causal": True},
-    "leftpad, window, alibi": {"leftpad": PADS, "q": 3, "window": (6, 0), "alibi": "b h"},
-    "leftpad, heads first": {"leftpad": PADS, "heads_first": True, "batch_idx": ENTRIES},
-    "leftpad, the whole cache": {"leftpad": PADS, "lens_k": [40] * 3, "whole": True},
-    "pages, append": {"pages": PAGES, "q": 3, "new": 3, "causal": True},
-    "pages, append at one length": {"pages": PAGES, "lens_k": [18] * 3, "int_length": True, "new": 1},
-    "rotary, every q row at the length": {"q": 3, "new": 3, "rotary": 32},
-    "rotary, halves, window": {"q": 3, "new": 3, "rotary": 16, "interleaved": False, "window": (5, 2)},
-    "rotary, pages": {"pages": PAGES, "q": 2, "new": 2, "rotary": 16, "causal": True},
-    "rotary, entries, pads": {"batch_idx": ENTRIES, "leftpad": PADS, "new": 2, "rotary": 32, "causal": True},
-}
+CASES = {name: ast.literal_eval(case) for name, case in cells_of(__file__, "cache_calls.txt")}
 
 
 def right(name: str) -> None:

@@ -12,7 +12,7 @@ from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
 from attnsel.rules import find_rule, load_all
 from attnsel.rules.api import removed
-from tables import each
+from tables import each, rows_of
 
 load_all()
 HEADINGS = ["## Fix", "## Why", "## Where it holds", "## Examples", "## Source", "## See also"]
@@ -27,31 +27,10 @@ def page_of(code, links=Links()):  # noqa: B008
     return page_markdown(find_rule(code), links)
 
 
-@each(
-    "code, line",
-    [
-        ("CUDNN204", "**Refused by `cudnn`** with cuDNN below 9.5.0, on Hopper (sm90)."),
-        ("SDPA104", "**Refused by `sdpa.flash` and `sdpa.varlen`**, in every version."),
-        ("CUDNN432", "**Not known for `cudnn`** with cuDNN from 9.1.0 to below 9.6.0: nobody has looked"),
-        ("BUG001", "**A known bug of `cudnn` and `sdpa.cudnn`** with cuDNN 9.10.0 or 9.10.1."),
-        (
-            "BUG008",
-            "**A known bug of `cudnn` and `sdpa.cudnn`** with cuDNN 9.25.0 and newer, on Hopper",
-        ),
-        ("INSTALL005", "**Without it `flash_attn.2` cannot run**."),
-        (
-            "TE002",
-            "**A remark on the question with TransformerEngine 2.14.0 and newer, on consumer",
-        ),
-        ("HINT010", "**A remark on the question with cuDNN below 9.5.1.** It refuses nothing"),
-        ("PREF001", "**Orders kernels that can run, and refuses none.**"),
-        ("POLICY002", "**Refused because you asked for it**, whichever the kernel."),
-        ("CUDNN354", "**No rule has this code any more**"),
-    ],
-)
-def test_the_first_lines_say_who_refuses_since_and_until_when(code, line):
-    first = page_of(code).split("\n\n")[1]
-    assert first.startswith(line)
+@each("page", rows_of(__file__, "first_lines.csv"))
+def test_the_first_lines_say_who_refuses_since_and_until_when(page):
+    first = page_of(page["code"]).split("\n\n")[1]
+    assert first.startswith(page["line"])
 
 
 @each("code", SAMPLE)
@@ -112,24 +91,10 @@ def test_an_added_rule_is_escaped_and_linked(added_rule):
     assert "quokka" in text
 
 
-@each(
-    "text, markdown",
-    [
-        ("TransformerEngine#1610, #1115", "TransformerEngine/issues/1115"),
-        ("NVIDIA/cudnn-frontend#398", "https://github.com/NVIDIA/cudnn-frontend/issues/398"),
-        ("TransformerEngine v2.18, PR #2477", "[PR #2477](https://github.com/NVIDIA/TransformerEngine"),
-        ("nobody#12", "nobody#<!-- -->12"),
-        ("say --pad-between-seqs here", "say `--pad-between-seqs` here"),
-        ("attnsel/backends/cudnn/ask/libraries.py", "`attnsel/backends/cudnn/ask/libraries.py`"),
-        ("pip install --pre 'flash-attn-4>=4.0.0b36'.", "`pip install --pre 'flash-attn-4>=4.0.0b36'`."),
-        ("2**31 of a_b*c", "2&#42;&#42;31 of `a_b`&#42;c"),
-        ("see CUDNN204.", "see [CUDNN204](at/CUDNN204)."),
-        ("x | y <z> [a](b)", "x &#124; y &#60;z&#62; &#91;a&#93;(b)"),
-    ],
-)
-def test_prose(text, markdown):
-    document = Document((Paragraph(Prose(text)),))
-    assert markdown in to_markdown(document, lambda code: f"at/{code}")
+@each("prose", rows_of(__file__, "prose.csv"))
+def test_prose(prose):
+    document = Document((Paragraph(Prose(prose["text"])),))
+    assert prose["markdown"] in to_markdown(document, lambda code: f"at/{code}")
 
 
 def test_a_removed_code_says_what_took_over():

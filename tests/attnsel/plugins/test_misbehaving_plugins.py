@@ -7,23 +7,9 @@ import json
 import pytest
 
 from plugin_packages import by_hand, python
+from tables import rows_of
 
-# Bodies of a rule, and what is said of it.
-RULES = {
-    "raises": ("raise KeyError('shape')", "broken (KeyError: 'shape')"),
-    "ends the process": ("raise SystemExit(3)", "broken (SystemExit: 3)"),
-    "returns text": ("return 'no'", "broken (it returned 'no'; allowed: a Violation, an Unknown or None)"),
-    "blames nothing": ("return Violation(None, 1, FreeText('x'))", "broken (it returned field None and note"),
-    "needs text": ("return Violation('head_dim_qk', 1, 'less')", "broken (it returned required = 'less'"),
-    "shows what cannot be shown": (
-        "return Violation('head_dim_qk', Odd(), FreeText('x'))",
-        "broken (LookupError: lost)",
-    ),
-    "forges a line": (
-        "raise ValueError('\\x1b[2J\\nall is well')",
-        "broken (ValueError: \\x1b[2J\\nall is well)",
-    ),
-}
+RULES = rows_of(__file__, "misbehaving_rules.csv")
 RULE = """
 from attnsel.plugins import AtMost, FreeText, Unknown, Violation
 
@@ -74,8 +60,8 @@ json.dump([chosen.backend, reasons, said], sys.stdout)
 @pytest.fixture(scope="module")
 def selected(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, list[list[str]]], list[str]]:
     site = tmp_path_factory.mktemp("rules")
-    for number, (body, _) in enumerate(RULES.values()):
-        by_hand(site, f"acme{number}", planning(number, body))
+    for number, rule in enumerate(RULES):
+        by_hand(site, f"acme{number}", planning(number, rule["body"]))
     number = len(RULES)
     by_hand(site, f"acme{number}", planning(number, "raise KeyError", 'requires={"head_dim_qk": AtMost(8)}'))
     by_hand(
@@ -92,11 +78,11 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, l
 def test_a_rule_that_does_not_answer_leaves_its_candidate_unknown(selected) -> None:
     backend, reasons, said = selected
     assert backend == "sdpa.flash"
-    for number, (what, (_, words)) in enumerate(RULES.items()):
+    for number, rule in enumerate(RULES):
         ((code, unknown, message),) = reasons[f"acme{number}"]
-        assert code == family(number) + "001", what
-        assert unknown, what
-        assert words in message
+        assert code == family(number) + "001", rule["what"]
+        assert unknown, rule["what"]
+        assert rule["told"] in message
         assert message.endswith(f"needs a mend by acme{number} 1.0")
         told = [text for text in said if f"rule {code} of acme{number} 1.0 is broken" in text]
         assert len(told) == 1, "once, however often it is asked"
@@ -130,38 +116,7 @@ def backward(spec, inputs, result, dout, dlse=None):
     BACKWARD
 """
 RIGHT_BACKWARD = "return tiled.backward(spec, inputs, result, dout)"
-# Bodies of forward and backward, and what is said of them.
-KERNELS = {
-    "nothing": ("return None", RIGHT_BACKWARD, "returned None; allowed: a Result"),
-    "another type": (
-        "r = good(spec, inputs); return r._replace(out=r.out.double())",
-        RIGHT_BACKWARD,
-        "returned out = [2, 4, 5, 8] of float64 on cpu; allowed: [2, 4, 5, 8] of float32 on cpu",
-    ),
-    "text": ("return Result('out', None)", RIGHT_BACKWARD, "returned out = a str"),
-    "saved as one": (
-        "return good(spec, inputs)._replace(saved=inputs.q)",
-        RIGHT_BACKWARD,
-        "returned saved = [2, 4, 5, 8] of float32 on cpu; allowed: a tuple",
-    ),
-    "one gradient": (
-        "return good(spec, inputs)",
-        "return Grads(dout, None, None)",
-        "returned the gradient of k = None; allowed: [2, 4, 5, 8] of float32",
-    ),
-    "its own input": (
-        "inputs.q.mul_(2.0); return good(spec, inputs)",
-        RIGHT_BACKWARD,
-        "it changes its inputs: q",
-    ),
-    "another's input": (
-        "r = good(spec, inputs); inputs.v[..., -1] = 0; return r",
-        RIGHT_BACKWARD,
-        "it changes its inputs: v",
-    ),
-    "the end": ("raise SystemExit(3)", RIGHT_BACKWARD, "SystemExit: 3"),
-    "an odd error": ("return {}['shape']", RIGHT_BACKWARD, "KeyError: 'shape'"),
-}
+KERNELS = rows_of(__file__, "misbehaving_kernels.csv")
 RUNS = """
 import json, sys, warnings
 import torch, attnsel
@@ -186,13 +141,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     pytest.importorskip("torch")
     site = tmp_path_factory.mktemp("kernels")
     names = []
-    for number, (forward, backward, _) in enumerate(KERNELS.values()):
+    for number, row in enumerate(KERNELS):
         for proven, name in (("", f"acme{number}"), ("proven={'cpu'}, ", f"sure{number}")):
             letters = family(number).replace("ACME", name[:4].upper())
             plugin = (
                 f"plugin(name='{name}', family='{letters}', kernel='{name}_kernel', {proven}takes={TAKES})"
             )
-            kernel = KERNEL.replace("FORWARD", forward).replace("BACKWARD", backward)
+            kernel = KERNEL.replace("FORWARD", row["forward"])
+            kernel = kernel.replace("BACKWARD", row["backward"] or RIGHT_BACKWARD)
             by_hand(site, name, f"PLUGIN = {plugin}", kernel)
             names.append(name)
     gone = f"PLUGIN = plugin(name='gone', family='GONE', kernel='gone_kernel', takes={TAKES})"
@@ -203,7 +159,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_a_result_outside_the_contract_is_a_refusal(ran: dict[str, str]) -> None:
-    for number, (what, (*_, words)) in enumerate(KERNELS.items()):
+    for number, row in enumerate(KERNELS):
+        what, words = row["what"], row["told"]
         first, later = ran[f"acme{number}"], ran.get(f"sure{number}", words)  # proven: nobody looks
         assert words in first, what
         assert not first.startswith("later"), "its first call is compared"

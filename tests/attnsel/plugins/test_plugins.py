@@ -15,40 +15,11 @@ from attnsel.plugins import CandidateRecord
 from attnsel.rules.takes import FEATURES, WORDS
 from paths import ROOT
 from plugin_packages import Answer, answers, by_hand, python
+from tables import rows_of
 
 SAMPLE = ROOT / "examples" / "plugin"
 
-# Each is all of planning.py: what it does wrong, and words that must tell so.
-BROKEN = {
-    "cannot be imported": ("import no_such_library_of_acme", "no_such_library_of_acme"),
-    "ends the process": ("raise SystemExit(3)", "SystemExit: 3"),
-    "asks while it loads": (
-        "from attnsel import AttentionParams, select\nselect(AttentionParams())",
-        "plug-ins are imported",
-    ),
-    "is something else": ("PLUGIN = {'name': 'acme'}", "loads to 'dict'"),
-    "has a name that is taken": ("PLUGIN = plugin(name='tiled')", "taken by attnsel"),
-    "has no name": ("PLUGIN = plugin(name='Acme Flash')", "lower-case words"),
-    "has codes that are taken": ("PLUGIN = plugin(family='SDPA')", "begin no other's codes"),
-    "takes an unknown word": ("PLUGIN = plugin(takes={'cpu', 'fp32', 'speed'})", "'speed': allowed:"),
-    "takes no device": ("PLUGIN = plugin(takes={'fp32'})", "needs a type of device"),
-    "takes a word": ("PLUGIN = plugin(takes='cpu')", "set or a list"),
-    "has no such place": ("PLUGIN = plugin(place='before tiled')", "'before' or 'after'"),
-    "adapts by itself": ("PLUGIN = plugin(adaptations=('fold_mask',))", "allowed: drop_mask"),
-    "is proven by mouth": ("PLUGIN = plugin(proven={'H100 !'})", "'sm90'"),
-    "is executed by mouth": (
-        "from attnsel.verdicts.record import Executed\n"
-        "PLUGIN = plugin(executed=Executed({'sm90'}, {'bf16'}, 256))",
-        "a plug-in says proven",
-    ),
-    "speaks of others": (
-        "rules = Registry()\n"
-        "@rule('ACME001', 'tiled', registry=rules, evidence='documented')\n"
-        "def f(p, env):\n    '''A title that says something\\n\\nSource: x\\n'''\n"
-        "PLUGIN = plugin(rules=rules)",
-        "ACME001 is about tiled; allowed: acme",
-    ),
-}
+BROKEN = rows_of(__file__, "broken_plugins.csv")
 
 
 @pytest.fixture(scope="module")
@@ -245,17 +216,17 @@ print(*(f"{one.entry!r} of {one.distribution}: {one.trouble}" for one in load_pl
 
 
 def test_a_broken_one_is_named_once_and_left_out(tmp_path: Path, installed: Path) -> None:
-    for number, (planning, _) in enumerate(BROKEN.values()):
-        by_hand(tmp_path, f"acme{number}", planning)
+    for number, broken in enumerate(BROKEN):
+        by_hand(tmp_path, f"acme{number}", broken["planning"])
     done = python(BESIDE_BROKEN_ONES, tmp_path, installed)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "left out" in line]
     assert len(said) == 4
     assert f"{len(BROKEN) - 3} more attnsel plug-ins are left out" in said[3]
     assert "'acme0 = acme0_planning:PLUGIN' of acme0 1.0 is left out" in said[0]
-    for number, (_, words) in enumerate(BROKEN.values()):
+    for number, broken in enumerate(BROKEN):
         assert f"'acme{number} = acme{number}_planning:PLUGIN' of acme{number} 1.0: " in done.stdout
-        assert words in done.stdout
+        assert broken["told"] in done.stdout, broken["wrong"]
 
 
 def test_the_doctor_names_a_broken_one(tmp_path: Path) -> None:

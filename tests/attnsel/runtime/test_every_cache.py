@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from paths import ROOT
+from tables import cells_of
 
 PACKAGES = {"attnsel": "attnsel", "rules": "attnsel.rules", "backends": "attnsel.backends"}
 
@@ -98,51 +99,13 @@ def seen() -> dict[str, Any]:
     return found
 
 
-# Memos that ask for no bound, and what bounds them.
-BOUNDED_BY_WHAT_IS_ASKED = {
-    "attnsel.diagnose.models.other._kinds": "rows of one file",
-    "attnsel.diagnose.models.source.presets": "rows of one file",
-    "attnsel.diagnose.models.table._families": "rows of one file",
-    "attnsel.diagnose.models.written_out._roles": "rows of one file",
-    "attnsel.diagnose.logs.message._shared": "rows of one file",
-    "attnsel.diagnose.logs.message.elsewhere": "rows of one file",
-    "attnsel.diagnose.logs.vocabulary._by_word": "rows of the files of messages",
-    "attnsel.diagnose.logs.vocabulary._going_on": "rows of the files of messages",
-    "attnsel.diagnose.logs.vocabulary.gate": "it takes no argument",
-    "attnsel.diagnose.logs.vocabulary.libraries": "rows of the files of messages",
-    "attnsel.backends.sdpa.ops.forward_op": "an entry for each kernel of PyTorch's",
-    "attnsel.backends.sdpa.ops.backward_op": "an entry for each kernel of PyTorch's",
-    "attnsel.backends.sdpa.ops.cudnn_lse_dims": "it takes no argument",
-    "attnsel.backends.sdpa.varlen.forward_op": "it takes no argument",
-    "attnsel.backends.sdpa.varlen.backward_op": "it takes no argument",
-    "attnsel.backends.sdpa.varlen._one_random_state": "it takes no argument",
-    "attnsel.backends.sdpa.varlen._lse_by_sequence": "it takes no argument",
-    "attnsel.backends.sdpa.varlen._names_of": "an entry for each of two operators",
-    "aot._binaries": "it takes no argument",
-    "attnsel.cli.findings._known": "it takes no argument",
-    "attnsel.diagnose.framework_fixes._topics": "it takes no argument",
-    "attnsel.diagnose.framework_fixes.known_fixes": "it takes no argument",
-    "attnsel.diagnose.models.table.denoisers": "it takes no argument",
-    "attnsel.environment.gpus._cards": "it takes no argument",
-    "attnsel.environment.gpus._figures": "it takes no argument",
-    "attnsel.environment.gpus._models": "it takes no argument",
-    "attnsel.environment.mentions._models": "it takes no argument",
-    "attnsel.environment.mentions._name": "it takes no argument",
-    "attnsel.environment.mentions._said": "an entry for each use of a row",
-    "attnsel.environment.releases._bundled": "it takes no argument",
-    "attnsel.environment.releases.torch_builds": "it takes no argument",
-    "attnsel.environment.wheels.on_pypi": "it takes no argument",
-    "attnsel.report.html._templates": "it takes no argument",
-    "attnsel.report.copy_advice._texts": "it takes no argument",
-    "attnsel.report.prose._patterns": "it takes no argument",
-    "attnsel.pages.can_i_use.all_features": "it takes no argument",
-}
+BOUNDED_BY_WHAT_IS_ASKED = dict(cells_of(__file__, "unbounded_memos.txt"))
 
 
 def test_every_memo_is_bounded(seen: dict[str, Any]) -> None:
     assert len(seen["bounds"]) > 25
     without = {name for name, most in seen["bounds"].items() if most is None}
-    assert without <= set(BOUNDED_BY_WHAT_IS_ASKED)
+    assert without <= set(BOUNDED_BY_WHAT_IS_ASKED), "say in unbounded_memos.txt what bounds them"
     assert all(most <= 8192 for name, most in seen["bounds"].items() if name not in without)
     assert all(0 < limit <= 4096 for limit in seen["limits"])
 
@@ -162,32 +125,7 @@ def test_clear_cache_empties_what_remembers(seen: dict[str, Any]) -> None:
     assert all(name.startswith("attnsel.backends.") for name in kept), kept
 
 
-# Containers of modules that begin empty, and what bounds them.
-FILLED_LATER = {
-    "attnsel.base.processes._every": "holds locks weakly, which modules and caches hold",
-    "attnsel.context_parallel.group._CALLS": "holds process groups weakly, which others hold",
-    "attnsel.debug._announced": "emptied at _MOST_REMEMBERED",
-    "attnsel.settings._warned": "an entry for each variable of the environment",
-    "attnsel.runtime.leave_replay._left": "full at MOST_FILES",
-    "attnsel.runtime.cache._every": "holds caches weakly, which others hold",
-    "attnsel.runtime.call._seen": "emptied at _MOST_SEEN",
-    "attnsel.runtime.call._by_text": "holds weakly what others hold",
-    "attnsel.runtime.compiled._traced": "the oldest go at _MOST_TRACED",
-    "attnsel.runtime.compiled.traced": "has the keys of _traced",
-    "attnsel.cli.program._replaced": "the command runs one program",
-    "attnsel.runtime.kernels.KERNELS": "an entry for each candidate",
-    "attnsel.backends.cudnn.plans._free": "as many handles as threads lived at one time",
-    "attnsel.backends.sdpa.masks._held": "holds masks weakly, which autograd holds",
-    "attnsel.backends.sdpa.masks._last": "an entry for each device",
-    "attnsel.backends.triton.compiler._twins": "an entry for each kernel of ours",
-    "attnsel.backends.triton.compiler._library": "an entry for each function of triton.language",
-    "attnsel.base.processes._first": "an entry for each shim",
-    "attnsel.plugins._told": "an entry for each rule and memory model of plug-ins",
-    "attnsel.plugins._looked_at": "an entry for each plug-in",
-    "attnsel.rules._limited": "an entry for each candidate",
-    "attnsel.runtime.adaptations.STEPS": "an entry for each adaptation, declared on import",
-    "attnsel.selection.adaptations.ADAPTERS": "an entry for each adaptation, declared on import",
-}
+FILLED_LATER = dict(cells_of(__file__, "empty_containers.txt"))
 CONTAINERS = {
     "dict", "set", "list", "defaultdict", "OrderedDict", "Counter", "deque", "SimpleNamespace", "WeakSet",
     "WeakKeyDictionary", "WeakValueDictionary",
@@ -215,4 +153,6 @@ def _is_empty(value: ast.expr) -> bool:
 
 def test_every_container_of_a_module_is_bounded() -> None:
     found = {f"{name}.{held}" for name, text in modules() for held in empty_containers(ast.parse(text))}
-    assert found == set(FILLED_LATER), "say what bounds it, or remember it in a BoundedCache"
+    assert found == set(FILLED_LATER), (
+        "say in empty_containers.txt what bounds it, or remember it in a BoundedCache"
+    )

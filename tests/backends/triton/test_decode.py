@@ -75,7 +75,8 @@ def test_packed_sequences_of_one_row_or_none() -> None:
     "softmax_type, splits", [("vanilla", 1), ("off-by-one", 3), ("learnable", 3), ("off-by-one", MAX_SPLITS)]
 )
 def test_sequences_without_keys(softmax_type: str, splits: int) -> None:
-    case = Case("", {"softmax_type": softmax_type}, {"softmax_offset": "h"}, {**LONG, "b": 3})
+    sizes = {**LONG, "b": 3, "h": 2, "g": 1}  # of one group of heads: each split is interpreted
+    case = Case("", {"softmax_type": softmax_type}, {"softmax_offset": "h"}, sizes)
     spec, inputs = build(case, torch.float32)
     check(spec, inputs._replace(seqlens_kv=int32([0, 70, 1]), seqlens_q=int32([3, 0, 2])), splits)
 

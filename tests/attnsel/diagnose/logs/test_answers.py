@@ -6,7 +6,7 @@ as JSON too. What changed is accepted as tests/support/records.py says.
 
 from __future__ import annotations
 
-import csv
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -14,22 +14,24 @@ from pathlib import Path
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES
-from attnsel.diagnose.logs.answer import AnsweredCall, Stated, _ways, explained
+from attnsel.diagnose.logs.answer import AnsweredCall, Explained, Stated, _ways, explained
 from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.report import _verdict, log_document
 from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
 from records import Record
-from tables import each
+from tables import each, rows_of
 
 RECORD = Path(__file__).with_name("answers.txt")
 LOGS = [*sorted(RECORD.parent.glob("made/*.txt")), *sorted(RECORD.parent.glob("cases/*.txt"))]
 DERIVED = {"cudnn_frontend", "head_dim_v", "dtype", "tensors"}  # told in other words than figures
-THREADS = {
-    one["name"]: one for one in csv.DictReader((RECORD.parent / "threads/threads.csv").open(encoding="utf-8"))
-}
-FORMS = [*csv.DictReader((RECORD.parent / "forms.csv").read_text(encoding="utf-8").splitlines(True)[2:])]
 IN_JSON = ("made", "NVIDIA-TransformerEngine-2285.txt")
+
+
+@functools.cache
+def read(log: str) -> Explained:
+    """Several tests ask about the same texts."""
+    return explained(gather(log.splitlines()), Stated())
 
 
 def question(answer: AnsweredCall) -> Iterator[str]:
@@ -41,7 +43,7 @@ def question(answer: AnsweredCall) -> Iterator[str]:
 
 def reports() -> Iterator[str]:
     for place, path in enumerate(LOGS):
-        found = explained(gather(path.read_text(encoding="utf-8").splitlines()), Stated())
+        found = read(path.read_text(encoding="utf-8"))
         yield f"==== {path.parent.name}/{path.stem}\n\n"
         document = log_document(found)
         yield to_markdown(document) if place % 2 else to_text(document, 77)
@@ -60,22 +62,22 @@ def test_whole_answers_are_as_they_are_written_down(record: Record) -> None:
 
 def told(log: str) -> tuple[str, dict[str, str]]:
     """An answer, its first sentence and what it proposes; all empty where nothing is known."""
-    found = explained(gather(log.splitlines()), Stated())
+    found = read(log)
     text = to_text(log_document(found), 99) if found.answers else ""
     verdict = re.split(r"\n *(?:Why|What helps|What the log says)\n", text)[0]
     helps = " ".join(re.findall(r"What helps\n(.*?)\n *What the log says\n", text, re.DOTALL))
     return text, {"says": " ".join(verdict.split()), "helps": " ".join(helps.split())}
 
 
-@each("form", FORMS)
+@each("form", rows_of(__file__, "forms.csv"))
 def test_what_no_row_knows_is_read_by_its_form_near_attention_alone(form: dict[str, str]) -> None:
     for cell, place in told(form["log"])[1].items():
         assert re.search(form[cell] or r"\A\Z", place), (cell, place)
 
 
-@each("name", [*THREADS])
-def test_a_thread_is_told_its_cause_and_what_helped_there(name: str) -> None:
-    thread, log = THREADS[name], (RECORD.parent / f"threads/{name}.txt").read_text(encoding="utf-8")
+@each("thread", rows_of(__file__, "threads/threads.csv"))
+def test_a_thread_is_told_its_cause_and_what_helped_there(thread: dict[str, str]) -> None:
+    log = (RECORD.parent / f"threads/{thread['name']}.txt").read_text(encoding="utf-8")
     text, places = told(log)
     for cell, place in places.items():
         assert re.search(thread[cell], place), (cell, place)
@@ -85,12 +87,12 @@ def test_a_thread_is_told_its_cause_and_what_helped_there(name: str) -> None:
 
 def test_nothing_is_told_against_what_a_log_says() -> None:
     """``never.csv`` over every text that is kept: threads and cases."""
-    rules = [*csv.DictReader(RECORD.with_name("never.csv").read_text(encoding="utf-8").splitlines()[2:])]
+    rules = rows_of(__file__, "never.csv")
     paths = (path for folder in ("threads", "cases") for path in RECORD.parent.glob(f"{folder}/*.txt"))
     texts = {path.stem: path.read_text(encoding="utf-8") for path in paths}
     found = []
     for name, text in texts.items():
-        answers = explained(gather(text.splitlines()), Stated()).answers
+        answers = read(text).answers
         told = {"verdict": [*map(_verdict, answers)], "fixes": [fix for a in answers for fix in a.fixes]}
         for rule in rules:
             meant = re.search(rule["log"], text) and not re.search(rule["unless"] or r"(?!)", text)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from attnsel.diagnose.logs.answer import Stated, rebuild
 from attnsel.diagnose.logs.calls import SEEN, Calls, Gathered, LoggedCall, gather
 from attnsel.diagnose.logs.message import Finding, Kind, Variant
 from attnsel.diagnose.logs.reader import Entry
-from tables import each
+from tables import cells_of, each, rows_of
 
 KINDS = dict(zip("?-+!~@", get_args(Kind), strict=False))  # question, refusal, chosen, error, note, frame
 
 
-def gathered(*told: tuple[int, str] | tuple[int, str, str], **facts: Any) -> Gathered:
+def gathered(*told: Sequence[Any], **facts: Any) -> Gathered:
     """Findings at lines: a mark for the kind, a letter for the text, the library behind it where it is not x;
     "=" and a candidate; in a stream."""
     calls = Calls()
     for line, said, *stream in told:
         what, _, candidate = said.partition("=")
         finding = Finding(what[2:] or "x", KINDS[what[0]], what[1], candidates=tuple(candidate.split()))
-        calls.add(Entry(line, "".join(stream), ""), [finding._replace(**facts.get(what[1], {}))])
+        calls.add(Entry(int(line), "".join(stream), ""), [finding._replace(**facts.get(what[1], {}))])
     return calls.gathered()
 
 
@@ -33,35 +32,9 @@ def seen(found: Gathered) -> list[str]:
     ]
 
 
-@each(
-    ("told", "calls"),
-    [
-        ([(3, "-a=k"), (5, "!bother")], ["ab 1 [5]"]),  # a library above it says what became of the call
-        ([(3, "-a=k"), (5, "+bother")], ["ab 1 []"]),  # and what it chose stands beside it
-        ([(3, "!a=k"), (4, "!bother")], ["a 1 [3]", "b 1 [4]"]),
-        ([(3, "~a")], ["a 1 [3]"]),
-        ([(2, "-b=k"), (3, "~a"), (4, "!c")], ["bac 1 [4]"]),
-        ([(2, "-b=k"), (3, "-b=k"), (4, "-b=j"), (9, "!c")], ["bbc 1 [9]"]),
-        ([(2, "?a"), (3, "-b=k"), (4, "?c"), (7, "+d")], ["ab 1 [4]", "cd 1 [7]"]),
-        ([(2, "?a"), (3, "?a"), (4, "+b"), (6, "+b")], ["ab 2 [4, 6]"]),
-        ([(2, "?a"), (4, "+b=k"), (6, "+c=k")], ["ab 1 [4]"]),  # the same choice in other words
-        ([(2, "?a"), (4, "+b=k"), (6, "+c=j")], ["ab 1 [4]", "c 1 [6]"]),
-        ([(2, "?a"), (4, "+b=k"), (6, "+c=kother")], ["ab 1 [4]", "c 1 [6]"]),
-        ([(2, "?a"), (4, "+b=k"), (6, "!cother")], ["abc 1 [6]"]),  # what was chosen failed
-        ([(2, "-a=k"), (4, "!b=k"), (6, "!c")], ["abc 1 [6]"]),  # told once more, with nothing new
-        ([(2, "-a=k"), (4, "!b=k"), (6, "!c=j")], ["ab 1 [4]", "c 1 [6]"]),
-        ([(2, "-a=k"), (4, "!b=k"), (6, "!bother")], ["ab 1 [4]", "b 1 [6]"]),
-        ([(2, "!b"), (4, "-a=k"), (5, "!c=k")], ["ac 1 [5]"]),  # the traceback was pasted first
-        ([(2, "!b"), (4, "-a=k"), (5, "+c=k")], ["b 1 [2]", "ac 1 [5]"]),
-        ([(2, "!bother"), (4, "-a=k"), (5, "!c=k")], ["b 1 [2]", "ac 1 [5]"]),
-        ([(n, "!b=k") for n in range(11, 18)], ["b 7 [11, 12, 13, 14, 15]"]),
-        ([(n, "!b=k", f"r{n % 7}") for n in range(1, 9)], ["b 8 [1, 2, 3, 4, 5] r1 r2 r3 r4 r5"]),
-        ([(2, "!a=k"), (4, "!b=j"), (6, "!b=j")], ["b 2 [4, 6]", "a 1 [2]"]),
-        ([(4, "-a=k", "r1"), (5, "-b=k", "r2"), (6, "!c", "r1")], ["b 1 [] r2", "ac 1 [6] r1"]),
-    ],
-)
-def test_what_is_one_call(told: list[Any], calls: list[str]) -> None:
-    assert seen(gathered(*told)) == calls
+@each("told, calls", cells_of(__file__, "calls.txt"))
+def test_what_is_one_call(told: str, calls: str) -> None:
+    assert "; ".join(seen(gathered(*map(str.split, told.split("; "))))) == calls
 
 
 def test_a_refusal_without_kernels_is_about_those_before_it() -> None:
@@ -174,12 +147,9 @@ def test_a_question_is_rebuilt_from_what_is_said_and_supposed() -> None:
     assert "cudnn 9.7.0, as its message needs" in bare.assumed
 
 
-FACTS = csv.DictReader(Path(__file__).with_name("facts.csv").open(encoding="utf-8"))
-
-
-@each(("text", "states"), [(row["text"], row["states"]) for row in FACTS])
-def test_what_a_line_states_of_the_machine(text: str, states: str) -> None:
+@each("row", rows_of(__file__, "facts.csv"))
+def test_what_a_line_states_of_the_machine(row: dict[str, str]) -> None:
     """Cards and releases in prose, and the same words where they are nobody's; lines stand between arrows."""
-    machine = gather(text.split(" ⏎ ")).machine
+    machine = gather(row["text"].split(" ⏎ ")).machine
     told = {name: value for one in reversed(machine) for name, value in one.environment.items()}
-    assert "; ".join(f"{name}={value}" for name, value in sorted(told.items())) == states, text
+    assert "; ".join(f"{name}={value}" for name, value in sorted(told.items())) == row["states"]

@@ -12,7 +12,7 @@ from attnsel.diagnose.models import source, table
 from attnsel.diagnose.models.document import model_document
 from attnsel.diagnose.models.plan import PHASES
 from attnsel.report.text import to_text
-from tables import each
+from tables import cells_of, each
 
 NAMED = ("qwen2_moe", "gemma2", "gemma4_text", "deepseek_v2", "gpt_oss", "modernbert", "t5", "whisper", "cwm")
 
@@ -97,25 +97,10 @@ def test_a_diffusion_transformer_is_of_the_picture_that_is_asked_for() -> None:
     assert found.layers.assumed == ("1024 tokens of a picture of 512 x 512 pixels, 333 of text",)
 
 
-BAD = (
-    ('{"model_type": "llama", "num_hidden_layers": 10000000}', "num_hidden_layers"),
-    ('{"model_type": "gemma3", "text_config": 5}', "text_config"),
-    ('{"model_type": "llama", "num_attention_heads": 4, "hidden_size": 3}', "hidden_size"),
-    ('{"model_type": "gemma2", "query_pre_attn_scalar": -1}', "query_pre_attn_scalar"),
-    ('{"_class_name": "SD3Transformer2DModel", "dual_attention_layers": 4}', "dual_attention_layers"),
-    ("{", "is no JSON"),
-    ("[]", "must hold a JSON object"),
-    ('{"model_type": "llama", "num_attention_heads": -1}', "num_attention_heads"),
-    ('{"model_type": "llama", "num_attention_heads": 0}', "num_attention_heads"),
-    ('{"model_type": "llama", "num_hidden_layers": "many"}', "num_hidden_layers"),
-    ('{"model_type": "llama", "head_dim": true}', "head_dim"),
-    ('{"layer_types": [1], "num_attention_heads": 8, "hidden_size": 64}', "layer_types"),
-    ("[" * 100_000, "nested too deeply"),
-    (" " * (17 << 20), "longer than"),
-)
+LONG = [["[" * 100_000, "nested too deeply"], [" " * (17 << 20), "longer than"]]
 
 
-@each(("text", "said"), BAD)
+@each(("text", "said"), cells_of(__file__, "bad_configs.txt") + LONG)
 def test_a_bad_config_is_one_clear_error(text, said, tmp_path, capsys) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)

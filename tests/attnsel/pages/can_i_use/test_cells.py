@@ -26,7 +26,7 @@ from attnsel.pages.can_i_use import (
 )
 from attnsel.pages.can_i_use_tables import command, label, sentence
 from sitegen.can_i_use import rows
-from tables import each
+from tables import each, rows_of
 
 OWN = [name for name, record in CANDIDATES.items() if not record.plugin]
 
@@ -91,24 +91,10 @@ def test_cells_say_what_select_says_to_the_pasted_command(pasted, no_switches_fr
 # ---- states ---------------------------------------------------------------------------------------------
 
 
-@each(
-    "feature, kernel, gpu, state, shown",
-    [
-        ("softcap", "flash_attn.2", "sm90", "yes", "✔ 2.6+"),
-        ("softcap", "sdpa.flash", "sm90", "never", "✖"),
-        ("causal", "triton", "sm90", "yes", "✔"),
-        ("mla", "sdpa.flash", "sm90", "adapts", "◐"),
-        ("fp32", "cudnn", "sm90", "forward", "▷ 9.9*"),
-        ("causal-top-left", "sdpa.flash", "sm90", "never", "✖"),
-        ("decode", "sdpa.cudnn", "sm100", "version", "△ ≤2.13"),
-        ("deterministic", "sdpa.efficient", "sm90", "unknown", "?"),
-        ("deterministic", "flash_attn.3", "sm90", "yes", "✔ 3.0+"),
-        ("causal", "flash_attn.2", "sm75", "never", "✖"),
-    ],
-)
-def test_a_state_and_how_it_is_shown(feature, kernel, gpu, state, shown):
-    found = cell(feature, kernel, gpu)
-    assert (found.state, label(found)) == (state, shown)
+@each("row", rows_of(__file__, "states.csv"))
+def test_a_state_and_how_it_is_shown(row):
+    found = cell(row["feature"], row["kernel"], row["gpu"])
+    assert (found.state, label(found)) == (row["state"], row["shown"])
 
 
 def test_support_that_comes_and_goes_is_several_ranges():
