@@ -344,7 +344,7 @@ def _identity(finding: Finding) -> str:
     return f"{finding.library}|{finding.kind}|{finding.text}|{finding.candidates}|{facts}"
 
 
-# Different texts that are read from a log's beginning and its end: each takes up to 1 ms, what repeats nothing.
+# Different texts that are read at a log's beginning and end: each takes up to 1 ms, what repeats nothing.
 FIRST_TEXTS, LAST_TEXTS = 4000, 2000
 
 
