@@ -81,7 +81,7 @@ def lines_of(
     ends = size > HEAD + TAIL and raw is buffered and encoding == "utf-8" and not whole
     most = sys.maxsize if whole else HEAD if ends else HEAD + TAIL
     done, told = 0, 0
-    for line in _text(raw, encoding, longest, most):
+    for line in _text(raw, encoding, longest, most, sys.maxsize if whole else _MOST_PIECES):
         done += len(line)
         if done - told > 4 << 20:
             told = done
@@ -95,16 +95,16 @@ def lines_of(
         skipped += buffered.read(min(left, 1 << 20)).count(b"\n")
     yield Gap(skipped)
     buffered.readline()  # the rest of a line
-    yield from _text(buffered, encoding, longest, sys.maxsize)
+    yield from _text(buffered, encoding, longest, sys.maxsize, _MOST_PIECES)
     progress(size)
 
 
-def _text(raw: IO[bytes], encoding: str, longest: int, most: int) -> Iterator[str]:
+def _text(raw: IO[bytes], encoding: str, longest: int, most: int, most_pieces: int) -> Iterator[str]:
     text, done, pieces = io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=None), 0, 0
     try:
         while done < most and (line := text.readline(longest)):
             done += len(line)
-            if pieces < _MOST_PIECES:
+            if pieces < most_pieces:
                 yield line
             pieces = 0 if line.endswith("\n") else pieces + 1
     finally:

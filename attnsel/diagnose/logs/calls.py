@@ -260,8 +260,9 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     device = describe_device(card) if card else Device()  # of several nobody says which one it was
     arch = device.arch or None
     holds = methodcaller("holds", arch, environment, {*seen, device.type if card else ""})
+    apart = unlike(environment)
     for call in calls:
-        meant = (_meant(finding, arch, holds, unlike(environment)) for finding in call.findings)
+        meant = (_meant(finding, arch, holds, apart) for finding in call.findings)
         if findings := tuple(finding for finding in meant if finding is not None):
             yield call._replace(findings=findings)
 

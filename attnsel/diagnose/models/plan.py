@@ -110,10 +110,9 @@ def allocated(selection: Selection, call: Call | None = None) -> dict[str, int]:
         name, adaptations = "" if dispatched.chosen is None else dispatched.chosen.candidate, ()
     if call is not None and call.by_hand:
         name, adaptations = WRITTEN_OUT, ()
+    held = memory_parts(name, selection.params, selection.environment, adaptations) if name else ()
     parts: dict[str, int] = {}
-    for what, amount in (
-        memory_parts(name, selection.params, selection.environment, adaptations) if name else ()
-    ):
+    for what, amount in held:
         parts[what] = parts.get(what, 0) + amount
     return parts
 

@@ -84,6 +84,10 @@ def test_what_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
 def test_of_an_endless_line_its_beginning_is_read_and_the_next_line() -> None:
     lines = list(lines_of(io.BytesIO(b"x" * (2 << 20) + b"\nnext\n"), lambda done: None))
     assert (sum(map(len, lines[:-1])), len(lines[0]), lines[-1]) == (1 << 20, 64 << 10, "next\n")
+    whole = lines_of(io.BytesIO(b"x" * 99 + b"\nnext\n"), lambda done: None, longest=4, whole=True)
+    assert "".join(whole) == "x" * 99 + "\nnext\n", (
+        "ranks' lines are whole: else the next would go on with one"
+    )
 
 
 def test_ranks_without_prefixes_that_say_the_same_are_counted() -> None:
