@@ -52,8 +52,9 @@ class LoggedCall(NamedTuple):
 
     @property
     def by_weight(self) -> list[Finding]:
-        """What another library raised at last comes first: it ended what went on until then."""
-        return sorted(self.findings, key=lambda f: f.kind != "error" or f.library == self.library)
+        """What another library raised at last comes first, and last what is in no need of repair."""
+        told = sorted(self.findings, key=lambda f: f.kind != "error" or f.library == self.library)
+        return sorted(told, key=lambda f: f.fix.startswith("nothing"))
 
     @property
     def params(self) -> dict[str, Any]:
@@ -166,12 +167,12 @@ class Calls:
                 self._count(tuple(findings), Entry(0, name, ""))
             stream.open.clear()
         self._drop_told_twice()
-        machine = _with_card([*self._machine.values()], calls := [*self._counts.values()])
-        kinds = {one.kind for call in _with_meanings(calls, machine) for one in call.findings}
-        unknown = self._other or (self._raised if kinds else None)
-        if unknown is not None and "error" not in kinds:
-            self._count((unknown[0],), unknown[1])
-        calls = [call for call in self._counts.values() if call.times > 0]
+        machine = _with_card([*self._machine.values()], [*(told := self._counts.values())])
+        for unknown in (self._other, self._raised):  # the first may mean nothing in this log
+            kinds = {one.kind for call in _with_meanings([*told], machine) for one in call.findings}
+            if unknown is not None and "error" not in kinds and (kinds or unknown is self._other):
+                self._count((unknown[0],), unknown[1])
+        calls = [call for call in told if call.times > 0]
         calls.sort(key=lambda call: (call.library != ANY, -call.times, call.lines[:1]))
         meant = tuple(_notes_behind_errors(_one_incident(_with_meanings(calls, machine))))
         return Gathered(meant, tuple(one for one in machine if one.library != SEEN), self._left_out)
@@ -274,11 +275,10 @@ def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], ap
     wheel = any(one.fix.startswith(("{REBUILD}", "{WHEEL}")) for one in meanings)  # of flash-attn
     there = (one for library, one in elsewhere() if wheel or library == said.library)
     platform = [*filter(holds, there)][:1] if said.kind == "error" else []
-    holding = [*filter(holds, platform or meanings)]
-    if not holding:
+    if not (holding := [*filter(holds, meanings)]):
         return None
-    certain = [one for one in holding if one.seen or one.at or (one.archs and arch is not None)]
-    chosen = certain[:1] or holding
+    holding = platform or holding
+    chosen = [one for one in holding if one.seen or one.at or (one.archs and arch is not None)][:1] or holding
     # flash-attn's setup.py has one name for each family of Blackwell: 100, 110, 120 (setup.py:74, 2.8.4).
     any_of = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"
     build = any_of if arch is None else str(arch // 10 * 10)

@@ -15,7 +15,7 @@ from attnsel.diagnose.text_files import Gap, without_prefix
 _MOST_MORE = 400  # lines, and characters:
 _LONGEST_ENTRY = 256 << 10
 _TYPED = str.maketrans("‘’“”\u00a0", "''\"\" ")  # quotes and spaces as word processors and web pages set them
-_TOLD_IN_SOURCE = ("raise ", "warnings.warn", "logger.", "log.", "logging.", "TORCH_CHECK", "TORCH_WARN")
+_TOLD_IN_SOURCE = ("raise ", "warnings.warn", "logg", "log.", "TORCH_CHECK", "TORCH_WARN", 'f"', "f'")
 
 
 class Entry(NamedTuple):
