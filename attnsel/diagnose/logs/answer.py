@@ -78,7 +78,7 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
     """The question behind a call. Raises InvalidInput where what the user states is wrong."""
     unread: list[str] = [one for finding in call.findings for one in finding.unread]
     there: dict[str, Any] = {}
-    for finding in machine:
+    for finding in sorted(machine, key=lambda one: one.environment.get("gpu") == "cpu"):  # CUDA is not there
         for name, value in finding.environment.items():
             if not _same(name, there.setdefault(name, value), value):
                 unread.append(f"{name} = {short(value, str)}: the log says {short(there[name], str)} before")
@@ -110,7 +110,7 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
 def _same(name: str, one: Any, other: Any) -> bool:
     """Whether two values of a log are one: a card by name or architecture, a release by its number."""
     if name == "gpu" and one != other:
-        return the_card((str(one), str(other))) is not None
+        return other == "cpu" or the_card((str(one), str(other))) is not None
     if name in COMPONENTS:
         one, other = (str(value).partition("+")[0].partition(".dev")[0] for value in (one, other))
     return bool(one == other)

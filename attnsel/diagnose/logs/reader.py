@@ -15,7 +15,7 @@ from attnsel.diagnose.text_files import Gap, without_prefix
 _MOST_MORE = 400  # lines, and characters:
 _LONGEST_ENTRY = 256 << 10
 _TYPED = str.maketrans("‘’“”\u00a0", "''\"\" ")  # quotes and spaces as word processors and web pages set them
-_TOLD_IN_SOURCE = ("raise ", "warnings.warn", "logg", "log.", "TORCH_CHECK", "TORCH_WARN", 'f"', "f'")
+_TOLD_IN_SOURCE = ("raise ", "warnings.warn", "logg", "log.", "TORCH_", 'f"', "f'")
 
 
 class Entry(NamedTuple):
@@ -56,7 +56,7 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
         text, stream = without_prefix(line.rstrip("\n"))
         if not text.isascii():
             text = text.translate(_TYPED)
-        if text.lstrip().startswith(_TOLD_IN_SOURCE):
+        if text.lstrip("0123456789->│❱| \t").startswith(_TOLD_IN_SOURCE):
             continue  # a traceback shows the source line that says it, and then what was said
         below = without_prefix(below.rstrip("\n"))[0] if 40 < len(text) < 240 else ""  # is it wrapped?
         entry, how = Entry(number, stream, text, below), more(text)
