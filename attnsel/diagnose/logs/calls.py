@@ -336,7 +336,7 @@ def _says_nothing(finding: Finding) -> bool:
     """Whether a message is an error without any cause or fact."""
     elsewhere = finding.variants and finding.variants[-1].known  # the meaning where the log decides nothing
     facts = finding.params or finding.candidates or finding.codes or finding.known or elsewhere
-    return finding.kind == "error" and not facts
+    return finding.kind in ("error", "question") and not facts
 
 
 def _identity(finding: Finding) -> str:
