@@ -298,9 +298,9 @@ def _one_incident(calls: Iterable[LoggedCall]) -> list[LoggedCall]:
     seen: dict[tuple[object, ...], LoggedCall] = {}
     for call in calls:
         facts = sorted({**call.params, **call.environment}.items(), key=lambda item: item[0])
-        key = (str(facts), *(f.known + f.fix or call.library + f.text for f in call.findings))
-        first = seen.setdefault(key, call)
-        if first is not call:
+        told = (f for f in call.findings if f.kind != "chosen" or f is call.findings[-1])
+        key = (str(facts), *(f.known + f.fix or call.library + f.text for f in told))
+        if (first := seen.setdefault(key, call)) is not call:
             lines = tuple(sorted({*first.lines, *call.lines}))[:_SHOWN]
             seen[key] = first._replace(times=max(first.times, call.times), lines=lines)
     return [*seen.values()]
@@ -336,7 +336,7 @@ def _says_nothing(finding: Finding) -> bool:
     """Whether a message is an error without any cause or fact."""
     elsewhere = finding.variants and finding.variants[-1].known  # the meaning where the log decides nothing
     facts = finding.params or finding.candidates or finding.codes or finding.known or elsewhere
-    return finding.kind == "error" and not facts
+    return finding.kind in ("error", "question") and not facts
 
 
 def _identity(finding: Finding) -> str:
