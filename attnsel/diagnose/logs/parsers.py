@@ -157,9 +157,9 @@ _KERNEL = re.compile(
 
 
 def every_backend(match: re.Match[str]) -> Facts:
-    """vLLM's reasons against each of its backends, and the two with the fewest."""
+    """vLLM's reasons against each of its backends, and the two nearest: what names a flag weighs little."""
     by_backend = {name: _words(reasons) for name, reasons in _BACKEND.findall(match["reasons"])}
-    nearest = sorted(by_backend, key=lambda name: len(by_backend[name][0]))[:2]
+    nearest = sorted(by_backend, key=lambda name: sum("(--" in one or 9 for one in by_backend[name][0]))[:2]
     return {
         "params": _configuration(match["config"]),
         "codes": tuple(dict.fromkeys(code for _, codes in by_backend.values() for code in codes)),
