@@ -274,7 +274,7 @@ def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], ap
     meanings = said.variants or (Variant(said.known, said.fix, said.codes),)
     wheel = any(one.fix.startswith(("{REBUILD}", "{WHEEL}")) for one in meanings)  # of flash-attn
     there = (one for library, one in elsewhere() if wheel or library == said.library)
-    platform = [*filter(holds, there)][:1] if said.kind == "error" else []
+    platform = [*filter(holds, there)][:1] if said.kind in ("error", "refusal") else []
     if not (holding := [*filter(holds, meanings)]):
         return None
     holding = platform or holding

@@ -293,9 +293,9 @@ def _whole(cell: str) -> str:
 
 
 def for_this_log(sentence: str, holds: Callable[[Variant], bool]) -> str:
-    """With the meaning that holds in the log in the place of the names that are left."""
+    """With the meaning that holds in the log in the place of the names that are left, and of those in it."""
     return _NAME.sub(
-        lambda n: next((one.fix for one in _shared().get(n[1], ()) if holds(one)), n[0]), sentence
+        lambda n: next((for_this_log(x.fix, holds) for x in _shared()[n[1]] if holds(x)), n[0]), sentence
     )
 
 

@@ -231,8 +231,7 @@ def tensors(match: re.Match[str]) -> Facts:
     shapes = {}
     for name, shape, dtype in _TENSOR.findall(match.string):
         shapes[name] = [int(one) for one in shape.split(",") if one.strip()]
-        if name == "query":
-            params["dtype"] = dtype
+        params |= {"dtype": dtype} if name == "query" else {}
     q, k, v = (shapes.get(name, []) for name in ("query", "key", "value"))
     if len(q) in (3, 4, 5):
         params |= {
@@ -261,7 +260,8 @@ def operator(match: re.Match[str]) -> Facts | None:
     told = [line.strip() for line in match.string.splitlines()[1:] if line.strip()]
     if not (reasons := [line for line in told if not line.startswith("HINT")] or told):
         return None
-    name, meant = match["operator"], [_meaning("image_models", "xformers", line) for line in reasons]
+    first = [one for one in reasons if one.startswith("device=")] or reasons  # elsewhere no other counts
+    name, meant = match["operator"], [_meaning("image_models", "xformers", line) for line in first]
     return {
         "text": f"{name}: " + "; ".join(dict.fromkeys(reasons)),
         "candidates": tuple(mine for start, mine in _CANDIDATES.items() if name.startswith(start)),
