@@ -147,8 +147,10 @@ _DTYPE_NAMES: dict[str, str] = {
     "bfloat16": "bf16",
     "float16": "fp16",
     "half": "fp16",
+    "f16": "fp16",  # as JAX and FlashInfer write it
     "float32": "fp32",
     "float": "fp32",
+    "f32": "fp32",
     "float64": "fp64",
     "double": "fp64",
     "float8_e4m3fn": "fp8_e4m3",

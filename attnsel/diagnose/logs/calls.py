@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import methodcaller
 from typing import Any, NamedTuple
 
-from attnsel.diagnose.logs.message import Finding, Variant, elsewhere, for_this_log
+from attnsel.diagnose.logs.message import ANY, Finding, Variant, elsewhere, for_this_log
 from attnsel.diagnose.logs.reader import Entry, entries
 from attnsel.diagnose.logs.vocabulary import gate, likely, more, shape_of
 from attnsel.environment import COMPONENTS, Device, describe_device
@@ -30,7 +30,6 @@ _SHOWN = 5  # line numbers, streams
 _BEFORE, _CHAIN = 12, 150  # lines: of an error pasted before its frame, of one raised from another
 _NONE = -1000  # the line of a frame that is not there
 _ABSENT = ("No module named", "cannot import name")  # of what a program tries first and can do without
-ANY = "attention"  # the library of errors that are told only where no other is known
 
 
 class LoggedCall(NamedTuple):
@@ -167,13 +166,14 @@ class Calls:
                 self._count(tuple(findings), Entry(0, name, ""))
             stream.open.clear()
         self._drop_told_twice()
-        machine = _with_card([*self._machine.values()], [*(told := self._counts.values())])
-        for unknown in (self._other, self._raised):  # the first may mean nothing in this log
+        told = self._counts.values()
+        machine = _with_card([*self._machine.values()], [*told])
+        for unknown in filter(None, (self._other, self._raised)):  # the first may mean nothing in this log
             kinds = {one.kind for call in _with_meanings([*told], machine) for one in call.findings}
-            if unknown is not None and "error" not in kinds and (kinds or unknown is self._other):
-                self._count((unknown[0],), unknown[1])
-        calls = [call for call in told if call.times > 0]
-        calls.sort(key=lambda call: (call.library != ANY, -call.times, call.lines[:1]))
+            if "error" not in kinds and (kinds or unknown is self._other):
+                self._count(unknown[:1], unknown[1])
+        often = [call for call in told if call.times > 0]
+        calls = sorted(often, key=lambda call: (call.library != ANY, -call.times, call.lines[:1]))
         meant = tuple(_notes_behind_errors(_one_incident(_with_meanings(calls, machine))))
         return Gathered(meant, tuple(one for one in machine if one.library != SEEN), self._left_out)
 
@@ -276,17 +276,13 @@ def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], ap
     there = (one for library, one in elsewhere() if wheel or library == said.library)
     platform = [*filter(holds, there)][:1] if said.kind in ("error", "refusal") else []
     if not (holding := [*filter(holds, meanings)]):
-        return None
+        return said.instead and _meant(said.instead, arch, holds, apart)
     holding = platform or holding
     chosen = [one for one in holding if one.seen or one.at or (one.archs and arch is not None)][:1] or holding
-    # flash-attn's setup.py has one name for each family of Blackwell: 100, 110, 120 (setup.py:74, 2.8.4).
-    any_of = "NN (100 for B200 and B300, 110 for Thor, 120 for RTX 50 and RTX PRO)"
-    build = any_of if arch is None else str(arch // 10 * 10)
-    fix = for_this_log("; or ".join(dict.fromkeys(one.fix for one in chosen)), holds)
     known = for_this_log("; or ".join(dict.fromkeys(one.known for one in chosen)), holds)
     return said._replace(
         known=f"{known}; {apart}" if apart and ("built for" in known or "for another" in known) else known,
-        fix=fix.replace("{build_arch}", build),
+        fix=for_this_log("; or ".join(dict.fromkeys(one.fix for one in chosen)), holds),
         codes=tuple(dict.fromkeys(code for one in chosen for code in one.codes)),
         variants=(),
     )

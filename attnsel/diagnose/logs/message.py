@@ -28,6 +28,7 @@ from attnsel.environment.versions import meets
 from attnsel.errors import printable, short
 from attnsel.params import AttentionParams, read_dtype
 
+ANY = "attention"  # the library of errors that are told only where no other is known
 _NEAR = 150  # lines between a frame of attention and the error that ends its traceback
 
 Kind = Literal["question", "refusal", "chosen", "error", "note", "frame", "machine", "setting"]
@@ -62,7 +63,7 @@ class Finding(NamedTuple):
     stands there and attnsel has no field for. ``source``: where the message is written: file and releases.
     ``near``: of an error of many causes (memory, a failed launch), how many lines below a frame of its own
     library it counts.
-    ``variants``: in the place of ``known``, causes of which the rest of the log decides.
+    ``variants``: causes of which the rest of the log decides; ``instead``: what the text means if for none.
     """
 
     library: str
@@ -80,6 +81,7 @@ class Finding(NamedTuple):
     source: str = ""
     near: int = 0
     variants: tuple[Variant, ...] = ()
+    instead: Finding | None = None
 
 
 class Variant(NamedTuple):
@@ -139,6 +141,8 @@ _FORMS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "c_dtype": ("dtype", _dtype_of),
     "mask_dtype": ("tensors", _mask),
     "of_rank": ("tensors", lambda digit: {"rank": int(digit)}),
+    "tiles_qk": ("head_dim_qk", lambda tiles: 16 * int(tiles)),
+    "tiles_vo": ("head_dim_v", lambda tiles: 16 * int(tiles)),
 }
 """Groups of a pattern that state something in a form of their own: of what, and how it is read."""
 
@@ -179,8 +183,8 @@ class Message:
         told = NOTHING if match is None or self.read is None else self.read(match)
         if match is None or told is None:
             return None
-        says, fill = self.says, partial(_filled, words={**match.groupdict(""), **told})
-        params, environment = _stated(match)
+        params, environment = stated(match)
+        says, fill = self.says, partial(_filled, words={**match.groupdict(""), **params, **told})
         given: dict[str, Any] = {
             "text": match[0],
             "known": fill(says.known),
@@ -203,7 +207,7 @@ class Message:
 _STATED = ("gpu", "platform", "vllm", "sglang", "transformers", "diffusers", "xformers", "sageattention")
 
 
-def _stated(match: re.Match[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def stated(match: re.Match[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of the call and of the environment that groups of a pattern state."""
     params: dict[str, Any] = {}
     environment: dict[str, Any] = {}

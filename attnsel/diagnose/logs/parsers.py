@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import Any
 
-from attnsel.diagnose.logs.message import Facts, Finding, clean, messages
+from attnsel.diagnose.logs.message import Facts, Finding, clean, messages, stated
 from attnsel.dispatchers.te.config import configs
 from attnsel.environment.mentions import cards_in
 from attnsel.environment.names import lacking  # noqa: F401  # rows name it
@@ -152,7 +152,7 @@ def _backends(name: str) -> tuple[str, ...]:
 _CONFIG = re.compile(r"\b(\w{4,30})(?:=|: )('[^']{0,40}'|[\w.]{1,40})")
 _BACKEND = re.compile(r"(\w{3,40}): \[([^\]\n]{0,400})\]")
 _KERNEL = re.compile(
-    r"dtype_q_(?P<dtype>bf16|f16|f32)\w*?_head_dim_qk_(?P<head_dim_qk>\d{1,5})_head_dim_vo_(?P<head_dim_v>\d{1,5})"
+    r"dtype_q_(?P<c_dtype>bf16|f16|f32)\w*?_head_dim_qk_(?P<head_dim_qk>\d{1,5})_head_dim_vo_(?P<head_dim_v>\d{1,5})"
 )
 
 
@@ -193,25 +193,13 @@ def _configuration(text: str) -> dict[str, Any]:
         params["dtype"] = stated["dtype"]
     if stated.get("has_sink") == "True":
         params["softmax_type"] = "learnable"
-    if params:
-        params["is_training"] = False
     return params
-
-
-def mma_tiles(match: re.Match[str]) -> Facts:
-    """Head dimensions, in tiles of 16."""
-    dims = [16 * int(match[name]) for name in ("qk", "vo")]
-    params = {"head_dim_qk": dims[0], "head_dim_v": dims[1], "is_training": False}
-    return {"params": params, "head_dims": "/".join(map(str, dims))}
 
 
 def kernel_name(match: re.Match[str]) -> Facts:
     """The types and head dimensions that FlashInfer writes into the name of a kernel."""
-    params: dict[str, Any] = {"is_training": False}
-    if said := _KERNEL.search(match["uri"]):
-        params["dtype"] = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}[said["dtype"]]
-        params |= {name: int(said[name]) for name in ("head_dim_qk", "head_dim_v")}
-    return {"params": params, "text": match["uri"].replace("_", " ")}
+    said = _KERNEL.search(match["uri"])
+    return {"params": stated(said)[0] if said else {}, "text": match["uri"].replace("_", " ")}
 
 
 _TENSOR = re.compile(r"\b(query|key|value)\s*: shape=\(([\d, ]{1,80})\) \((torch\.\w{1,20})\)")
@@ -231,7 +219,8 @@ def tensors(match: re.Match[str]) -> Facts:
     shapes = {}
     for name, shape, dtype in _TENSOR.findall(match.string):
         shapes[name] = [int(one) for one in shape.split(",") if one.strip()]
-        params |= {"dtype": dtype} if name == "query" else {}
+        if name == "query":
+            params["dtype"] = dtype
     q, k, v = (shapes.get(name, []) for name in ("query", "key", "value"))
     if len(q) in (3, 4, 5):
         params |= {

@@ -14,7 +14,7 @@ from itertools import groupby, islice
 
 from attnsel.base.rows import read_rows
 from attnsel.diagnose.logs import parsers
-from attnsel.diagnose.logs.message import Facts, Finding, Message, More, facts_of, messages
+from attnsel.diagnose.logs.message import ANY, Facts, Finding, Message, More, Variant, facts_of, messages
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,17 @@ class Library:
     def findings(self, text: str, among: Iterable[Message] | None = None) -> Iterator[Finding]:
         """All that ``text``, one entry of a log, says; ``among``: messages that it can hold, if known."""
         found = filter(None, (one.find(text) for one in (self.messages if among is None else among)))
-        return islice(found, 1 if self.takes == "first" else None)
+        if self.takes == "all":
+            return found
+        return islice(found, 1) if self.name == ANY else filter(None, [_first(found)])
+
+
+def _first(found: Iterator[Finding]) -> Finding | None:
+    """The first, and behind it the next where the rest of the log may decide for none of its meanings."""
+    one = next(found, None)
+    if one is None or not one.variants or one.variants[-1][3:] == Variant("", "")[3:]:
+        return one
+    return one._replace(instead=_first(found))
 
 
 @cache
