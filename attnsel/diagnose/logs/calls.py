@@ -342,7 +342,7 @@ def _identity(finding: Finding) -> str:
 
 
 # Different texts that are read at a log's beginning and end: each takes up to 1 ms, what repeats nothing.
-FIRST_TEXTS, LAST_TEXTS = 4000, 2000
+FIRST_TEXTS, LAST_TEXTS = 3000, 1500
 
 
 def gather(lines: Iterable[str]) -> Gathered:
