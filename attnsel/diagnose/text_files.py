@@ -176,9 +176,6 @@ def without_prefix(line: str) -> tuple[str, str]:
     while (prefix := _prefixes().match(line)) is not None and prefix.end() > 0:
         # The last one, which the program itself writes: a rank's number, or a process' name; no host.
         if kind := prefix.lastgroup:
-            name = scrub(prefix[kind])
-            stream = (
-                name if kind == "process" else f"{'rank' if kind in ('torchrun', 'slurm') else kind} {name}"
-            )
+            stream = f"{kind.partition('_')[0]} {scrub(prefix[kind])}".lstrip()
         line = line[prefix.end() :]
     return line, stream
