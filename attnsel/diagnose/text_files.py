@@ -17,9 +17,11 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from attnsel.base.rows import read_rows
 from attnsel.diagnose.scrub import scrub
 from attnsel.errors import InvalidInput
 
@@ -150,32 +152,30 @@ class Gap(str):
 
 # ---- what stands before a line ---------------------------------------------------------------------------
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_QUOTED = re.compile(r"(?:[>|]\s)+")  # in an issue or a mail
-_STREAM = re.compile(
-    r"""\s*(?:
-      \[(?:rank\s?|default|[\w.\-]+:rank\s?)(?P<torchrun>\d+)\]:?\s?   # torchrun, and torch's own prefix
-    | (?P<slurm>\d{1,5}):\s                                              # srun --label
-    | (?P<compose>[\w.\-]{1,80}?)\s+\|\s                                 # docker compose
-    | \[(?P<kubectl>pod/[\w./\-]+)\]\s                                   # kubectl logs --prefix
-    | \((?P<process>[\w.:\-]{1,80}\s(?:pid|rank)=\d+)(?:,\s?ip=[\w.:]+)?\)\s    # ray, vLLM
-    | \[(?P<mpi>\d+,\d+)\]<std(?:out|err)>:\s?                           # mpirun --tag-output
-    )""",
-    re.VERBOSE,
+_ANSI = re.compile(  # also as journals and web pages write them, where the character is lost or spelled
+    r"(?:\x1b|\^\[|#033|\\x1b|\\033|\u241b)\[[0-9;]*m|\[\d{1,3}(?:;\d{1,3})*m"
+    r"|\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
 )
+_QUOTED = re.compile(r"(?:[>|]\s)+")  # in an issue or a mail
+
+
+@cache
+def _prefixes() -> re.Pattern[str]:
+    """The rows of ``data/prefixes.csv``: what launchers, loggers and collectors put before a line."""
+    ways = (row["pattern"] for row in read_rows("attnsel.diagnose", "prefixes"))
+    return re.compile(rf"\s*(?:{'|'.join(ways)})")
 
 
 def without_prefix(line: str) -> tuple[str, str]:
     """A line without colours and prefixes, and the stream that a prefix names."""
-    if "\x1b" in line:
+    if "\x1b" in line or "[0m" in line:
         line = _ANSI.sub("", line)
     stream = ""
     if quoted := _QUOTED.match(line):
         line = line[quoted.end() :]
-    while (prefix := _STREAM.match(line)) is not None and prefix.end() > 0:
+    while (prefix := _prefixes().match(line)) is not None and prefix.end() > 0:
         # The last one, which the program itself writes: a rank's number, or a process' name; no host.
-        kind = prefix.lastgroup or ""
-        name = scrub(prefix[kind])
-        stream = name if kind == "process" else f"{'rank' if kind in ('torchrun', 'slurm') else kind} {name}"
+        if kind := prefix.lastgroup:
+            stream = f"{kind.partition('_')[0]} {scrub(prefix[kind])}".lstrip()
         line = line[prefix.end() :]
     return line, stream

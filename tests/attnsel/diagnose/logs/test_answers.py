@@ -86,10 +86,11 @@ def test_a_thread_is_told_its_cause_and_what_helped_there(thread: dict[str, str]
 
 
 def test_nothing_is_told_against_what_a_log_says() -> None:
-    """``never.csv`` over every text that is kept: threads and cases."""
+    """``never.csv`` over every text that is kept: threads, cases, forms."""
     rules = rows_of(__file__, "never.csv")
     paths = (path for folder in ("threads", "cases") for path in RECORD.parent.glob(f"{folder}/*.txt"))
     texts = {path.stem: path.read_text(encoding="utf-8") for path in paths}
+    texts |= {form["log"]: form["log"] for form in rows_of(__file__, "forms.csv")}
     found = []
     for name, text in texts.items():
         answers = read(text).answers

@@ -7,6 +7,7 @@ again with sizes that are all different. What changed is accepted as tests/suppo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import groupby, product
 from pathlib import Path
@@ -17,6 +18,7 @@ from attnsel.diagnose.logs.reader import entries
 from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, more
 from attnsel.rules import find_rule
 from records import Record
+from tables import rows_of
 
 RECORD = Path(__file__).with_name("messages.txt")
 LEFT_OUT = ("", (), {}, False)
@@ -74,6 +76,14 @@ def speaks(library: Library, told: list[str]) -> Iterator[int]:
 def test_texts_of_libraries_say_what_is_written_down(record: Record) -> None:
     now = "\n\n".join([*map(declared, libraries()), *map(answered, texts())])
     record.holds(RECORD, now.splitlines())
+
+
+def test_each_text_is_read_behind_what_programs_put_before_lines() -> None:
+    """But for the marks that a list or a table of ``nvidia-smi`` begins with."""
+    for row, log in product(rows_of(__file__, "prefixes.csv"), texts()):
+        lines = [row["prefix"].replace("ESC", chr(27)) + line for line in log]
+        plain, behind = (" ".join(one.text for one in entries(way, gate(), more)) for way in (log, lines))
+        assert re.findall(r"[^\s|-]+", behind) == re.findall(r"[^\s|-]+", plain), row
 
 
 def test_every_message_speaks_in_a_text_of_the_record() -> None:

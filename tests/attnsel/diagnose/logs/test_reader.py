@@ -13,7 +13,7 @@ from attnsel.diagnose.logs.calls import LoggedCall, gather
 from attnsel.diagnose.logs.reader import Entry, entries
 from attnsel.diagnose.text_files import lines_of, opened
 from attnsel.errors import InvalidInput
-from tables import each
+from tables import each, rows_of
 
 ERROR = "ValueError: No dot product attention backend is available for the provided inputs. Please run"
 
@@ -44,22 +44,11 @@ def test_encodings_line_ends_and_gzip_are_found() -> None:
         calls(bytes(range(32)) * 200)
 
 
-@each(
-    ("line", "stream"),
-    [
-        ("attention", ""),
-        ("[rank3]: attention", "rank 3"),
-        ("[default12]:attention", "rank 12"),
-        ("  7: attention", "rank 7"),
-        ("trainer-1  | attention", "compose trainer-1"),
-        ("[1,4]<stderr>:attention", "mpi 1,4"),
-        ("(WorkerDict pid=7207, ip=203.0.113.9) attention", "WorkerDict pid=7207"),
-        ("\x1b[36m(WorkerDict pid=7)\x1b[0m \x1b[1mattention\x1b[0m", "WorkerDict pid=7"),
-        ("> > attention", ""),
-    ],
-)
-def test_prefixes_of_launchers_name_the_stream_and_go(line: str, stream: str) -> None:
-    assert read(line) == [Entry(1, stream, "attention")]
+@each("before", rows_of(__file__, "prefixes.csv"))
+def test_prefixes_of_launchers_name_the_stream_and_go(before: dict[str, str]) -> None:
+    assert read(f"{before['prefix'].replace('ESC', chr(27))}attention") == [
+        Entry(1, before["stream"], "attention")
+    ]
 
 
 def test_lines_that_belong_together_are_one_entry_in_each_stream() -> None:
