@@ -250,13 +250,14 @@ def _answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Ans
     plain = select(p, there, policy=policy.replace(adapt="never"))
     causes = tuple(_causes(call, rebuilt, plain))
     answerable = rebuilt.described and rebuilt.placed
+    fixes = [finding.fix for finding in call.by_weight if finding.fix]
     return AnsweredCall(
         call,
         rebuilt,
         plain,
         select(p, env, policy=policy),
         causes,
-        tuple(dict.fromkeys(finding.fix for finding in call.by_weight if finding.fix)),
+        tuple(fix for n, fix in enumerate(fixes) if not any(fix in before for before in fixes[:n])),
         tuple(_ways(plain, _refused(call), rebuilt.says)) if answerable else (),
         tuple(_against(call, plain, causes)) if answerable else (),
     )
