@@ -93,7 +93,7 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
     where |= set() if stated.environment is None else {"gpu", *COMPONENTS}
     unread += left_out
     fields = {name: value for name, value in supposed.items() if name not in meant}
-    fields = {**library_of(call).usual, **fields, **call.params}
+    fields = {"dtype": env.half, **library_of(call).usual, **fields, **call.params}
     p = stated.finish(_made(AttentionParams, fields, stated.params, unread))
     said = {*call.params, *stated.params} & p.model_fields_set
     return Rebuilt(

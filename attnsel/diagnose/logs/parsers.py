@@ -78,8 +78,7 @@ def broadcast(match: re.Match[str]) -> Facts | None:
     return {
         "known": "the mask does not broadcast to the scores [b, h, s_q, s_kv]: "
         f"{a} and {b} {_DIMENSIONS[dim]}",
-        "fix": "a mask [b or 1, h or 1, s_q or 1, s_kv]; with a cache s_kv is the length of the cache and "
-        "the new tokens together",
+        "fix": "{MASK_FIX}",
     }
 
 
