@@ -21,6 +21,7 @@ from attnsel.selection.unlock import Unlock
 MOST_CALLS = 5  # shown; --json has all
 _MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔"}
 _LEADS = {"computed": "✖", "said": "?", "known": "·"}
+_EITHER = re.compile(r"; (?=(?:or|else) )")  # between what helps as well as the other
 _MOST_SAID = 14  # messages of one call
 _MOST_PASTE = 6
 _SWITCHED_OFF = "the program itself leaves this kernel out"  # data/torch_sdpa.csv
@@ -116,7 +117,7 @@ def _parts(answer: AnsweredCall) -> Iterator[Block]:
     rebuilt = answer.rebuilt
     if why := tuple(_why(answer)):
         yield _part("Why", why)
-    helps = [*(Item(fix, "→") for fix in answer.fixes), *map(_way, answer.ways)]
+    helps = [*(Item(one, "→") for fix in answer.fixes for one in _EITHER.split(fix)), *map(_way, answer.ways)]
     known = (cause := _deciding(answer)) is not None and cause.how != "said"
     if not (rebuilt.described or known) and (ask := library_of(answer.call).ask):
         helps.append(Item(ask, "→"))
