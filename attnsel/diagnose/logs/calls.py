@@ -289,16 +289,17 @@ def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], ap
 
 
 def _one_incident(calls: Iterable[LoggedCall]) -> list[LoggedCall]:
-    """Calls whose messages say one and the same in other words are one: a library and the one below it, or
-    both lines of an error."""
+    """Calls whose messages say one and the same in other words are one: a library and the one below it,
+    both lines of an error, or refusals that stand once with and once without what ran instead."""
     seen: dict[tuple[object, ...], LoggedCall] = {}
     for call in calls:
         facts = sorted({**call.params, **call.environment}.items(), key=lambda item: item[0])
-        told = (f for f in call.findings if f.kind != "chosen" or f is call.findings[-1])
+        told = [one for one in call.findings if one.kind != "chosen"] or call.findings
         key = (str(facts), *(f.known + f.fix or call.library + f.text for f in told))
         if (first := seen.setdefault(key, call)) is not call:
             lines = tuple(sorted({*first.lines, *call.lines}))[:_SHOWN]
-            seen[key] = first._replace(times=max(first.times, call.times), lines=lines)
+            whole = max(first, call, key=lambda one: len(one.findings))  # with what ran, where one says it
+            seen[key] = whole._replace(times=max(first.times, call.times), lines=lines)
     return [*seen.values()]
 
 
@@ -313,8 +314,7 @@ def _notes_behind_errors(calls: list[LoggedCall]) -> list[LoggedCall]:
         return calls
     told = (one for call in calls if call not in others for one in call.findings)
     said = [Finding(one.library, "note", one.text, source=one.source) for one in told]
-    place = others.index(first[0])
-    others[place] = others[place]._replace(findings=(*others[place].findings, *said))
+    others[others.index(first[0])] = first[0]._replace(findings=(*first[0].findings, *said))
     return others
 
 
