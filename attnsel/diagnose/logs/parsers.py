@@ -245,9 +245,8 @@ def tensors(match: re.Match[str]) -> Facts:
 
 def operator(match: re.Match[str]) -> Facts | None:
     """An operator and what its reasons mean, however a page breaks the lines; None without any below it."""
-    begins = _rows("image_models", "where a reason begins")[0].pattern
-    told = [" ".join(one.split()) for one in re.split(begins, match.string[match.end() :]) if one.strip()]
-    if not (reasons := [one for one in told if not one.startswith("HINT")] or told):
+    told = re.split(_rows("image_models", "where a reason begins")[0].pattern, match.string[match.end() :])
+    if not (reasons := [said for one in told if (said := " ".join(one.split())) and said[:4] != "HINT"]):
         return None
     first = [one for one in reasons if one.startswith("device=")] or reasons  # elsewhere no other counts
     name, meant = match["operator"], [_meaning("image_models", "xformers", line) for line in first]
