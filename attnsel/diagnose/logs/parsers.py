@@ -244,9 +244,9 @@ def tensors(match: re.Match[str]) -> Facts:
 
 
 def operator(match: re.Match[str]) -> Facts | None:
-    """An operator, and what the reasons below it mean; None without any: pages take the indents away."""
-    told = [line.strip() for line in match.string.splitlines()[1:] if line.strip()]
-    if not (reasons := [line for line in told if not line.startswith("HINT")] or told):
+    """An operator and what its reasons mean, however a page breaks the lines; None without any below it."""
+    told = re.split(_rows("image_models", "where a reason begins")[0].pattern, match.string[match.end() :])
+    if not (reasons := [said for one in told if (said := " ".join(one.split())) and said[:4] != "HINT"]):
         return None
     first = [one for one in reasons if one.startswith("device=")] or reasons  # elsewhere no other counts
     name, meant = match["operator"], [_meaning("image_models", "xformers", line) for line in first]
