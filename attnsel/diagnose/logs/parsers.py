@@ -150,9 +150,6 @@ def _backends(name: str) -> tuple[str, ...]:
 
 _CONFIG = re.compile(r"\b(\w{4,30})(?:=|: )('[^']{0,40}'|[\w.]{1,40})")
 _BACKEND = re.compile(r"(\w{3,40}): \[([^\]\n]{0,400})\]")
-_KERNEL = re.compile(
-    r"dtype_q_(?P<c_dtype>bf16|f16|f32)\w*?_head_dim_qk_(?P<head_dim_qk>\d{1,5})_head_dim_vo_(?P<head_dim_v>\d{1,5})"
-)
 
 
 def every_backend(match: re.Match[str]) -> Facts:
@@ -197,7 +194,7 @@ def _configuration(text: str) -> dict[str, Any]:
 
 def kernel_name(match: re.Match[str]) -> Facts:
     """The types and head dimensions that FlashInfer writes into the name of a kernel."""
-    said = _KERNEL.search(match["uri"])
+    said = re.search(_rows("serving", "a kernel's name")[0].pattern, match["uri"])
     return {"params": stated(said)[0] if said else {}, "text": match["uri"].replace("_", " ")}
 
 
@@ -245,8 +242,9 @@ def tensors(match: re.Match[str]) -> Facts:
 
 def operator(match: re.Match[str]) -> Facts | None:
     """An operator and what its reasons mean, however a page breaks the lines; None without any below it."""
-    told = re.split(_rows("image_models", "where a reason begins")[0].pattern, match.string[match.end() :])
-    if not (reasons := [said for one in told if (said := " ".join(one.split())) and said[:4] != "HINT"]):
+    parts = re.split(_rows("image_models", "where a reason begins")[0].pattern, match.string[match.end() :])
+    told = [said for one in parts if (said := " ".join(one.split()))]
+    if not (reasons := [one for one in told if not one.startswith("HINT")] or told):
         return None
     first = [one for one in reasons if one.startswith("device=")] or reasons  # elsewhere no other counts
     name, meant = match["operator"], [_meaning("image_models", "xformers", line) for line in first]
