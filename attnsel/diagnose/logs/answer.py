@@ -78,7 +78,7 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
     """The question behind a call. Raises InvalidInput where what the user states is wrong."""
     unread: list[str] = [one for finding in call.findings for one in finding.unread]
     there: dict[str, Any] = {}
-    for finding in sorted(machine, key=lambda one: one.environment.get("gpu") == "cpu"):  # CUDA is not there
+    for finding in sorted(machine, key=lambda one: one.environment.get("gpu") == "cpu"):  # a card counts more
         for name, value in finding.environment.items():
             if not _same(name, there.setdefault(name, value), value):
                 unread.append(f"{name} = {short(value, str)}: the log says {short(there[name], str)} before")

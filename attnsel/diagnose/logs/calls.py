@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import methodcaller
 from typing import Any, NamedTuple
 
-from attnsel.diagnose.logs.message import ANY, Finding, Variant, elsewhere, for_this_log
+from attnsel.diagnose.logs.message import Finding, Variant, elsewhere, for_this_log
 from attnsel.diagnose.logs.reader import Entry, entries
 from attnsel.diagnose.logs.vocabulary import gate, likely, more, shape_of
 from attnsel.environment import COMPONENTS, Device, describe_device
@@ -30,6 +30,7 @@ _SHOWN = 5  # line numbers, streams
 _BEFORE, _CHAIN = 12, 150  # lines: of an error pasted before its frame, of one raised from another
 _NONE = -1000  # the line of a frame that is not there
 _ABSENT = ("No module named", "cannot import name")  # of what a program tries first and can do without
+ANY = "attention"  # the library of errors that are told only where no other is known
 
 
 class LoggedCall(NamedTuple):

@@ -28,7 +28,6 @@ from attnsel.environment.versions import meets
 from attnsel.errors import printable, short
 from attnsel.params import AttentionParams, read_dtype
 
-ANY = "attention"  # the library of errors that are told only where no other is known
 _NEAR = 150  # lines between a frame of attention and the error that ends its traceback
 
 Kind = Literal["question", "refusal", "chosen", "error", "note", "frame", "machine", "setting"]
@@ -296,10 +295,10 @@ def _whole(cell: str) -> str:
     return _NAME.sub(lambda name: name[0] if len(_shared()[name[1]]) > 1 else _shared()[name[1]][0].fix, cell)
 
 
-def for_this_log(sentence: str, holds: Callable[[Variant], bool]) -> str:
+def for_this_log(text: str, holds: Callable[[Variant], bool]) -> str:
     """With the meaning that holds in the log in the place of the names that are left, and of those in it."""
     return _NAME.sub(
-        lambda n: next((for_this_log(x.fix, holds) for x in _shared()[n[1]] if holds(x)), n[0]), sentence
+        lambda n: next((for_this_log(x.fix, holds) for x in _shared().get(n[1], ()) if holds(x)), n[0]), text
     )
 
 

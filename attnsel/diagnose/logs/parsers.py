@@ -42,7 +42,7 @@ def cards(match: re.Match[str]) -> Facts | None:
 
 
 _SIZES = re.compile(r"\[([\d, ]+)\]")
-_DIMENSIONS = {0: "batches", 1: "heads", 2: "queries", 3: "keys"}  # of the scores
+_AXES = {0: "batches", 1: "heads", 2: "queries", 3: "keys"}  # of the scores
 
 
 def shapes(match: re.Match[str]) -> Facts:
@@ -73,11 +73,10 @@ def broadcast(match: re.Match[str]) -> Facts | None:
             "fix": "k and v with the heads of q: no repeat_kv where they have all heads already (MLA); "
             "in a configuration num_key_value_heads that fits num_attention_heads",
         }
-    if dim not in _DIMENSIONS:
+    if dim not in _AXES:
         return None
     return {
-        "known": "the mask does not broadcast to the scores [b, h, s_q, s_kv]: "
-        f"{a} and {b} {_DIMENSIONS[dim]}",
+        "known": f"the mask does not broadcast to the scores [b, h, s_q, s_kv]: {a} and {b} {_AXES[dim]}",
         "fix": "{MASK_FIX}",
     }
 
@@ -155,7 +154,8 @@ _BACKEND = re.compile(r"(\w{3,40}): \[([^\]\n]{0,400})\]")
 def every_backend(match: re.Match[str]) -> Facts:
     """vLLM's reasons against each of its backends, and the two nearest: what names a flag weighs little."""
     by_backend = {name: _words(reasons) for name, reasons in _BACKEND.findall(match["reasons"])}
-    nearest = sorted(by_backend, key=lambda name: sum("(--" in one or 9 for one in by_backend[name][0]))[:2]
+    weigh = {name: sum(1 if "(--" in one else 9 for one in words) for name, (words, _) in by_backend.items()}
+    nearest = sorted(weigh, key=lambda name: weigh[name])[:2]
     return {
         "params": _configuration(match["config"]),
         "codes": tuple(dict.fromkeys(code for _, codes in by_backend.values() for code in codes)),

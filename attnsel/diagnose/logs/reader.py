@@ -5,6 +5,7 @@ Nothing is held but the line at hand and what it goes on with, so a log may have
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -12,10 +13,11 @@ from typing import NamedTuple
 from attnsel.diagnose.logs.message import More
 from attnsel.diagnose.text_files import Gap, without_prefix
 
-_MOST_MORE = 400  # lines, and characters:
-_LONGEST_ENTRY = 256 << 10
+_MOST_MORE, _LONGEST_ENTRY = 400, 256 << 10  # lines, characters
 _TYPED = str.maketrans("‘’“”\u00a0", "''\"\" ")  # quotes and spaces as word processors and web pages set them
-_TOLD_IN_SOURCE = ("raise ", "warnings.warn", "logg", "log.", "TORCH_", 'f"', "f'")
+_IN_SOURCE = re.compile(
+    r"[\d\s>│❱|-]*(?:raise |warnings\.warn|log(?:ger|ging)?\.|TORCH_(?:CHECK|WARN|INTERNAL)|f['\"])"
+)
 
 
 class Entry(NamedTuple):
@@ -56,7 +58,7 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
         text, stream = without_prefix(line.rstrip("\n"))
         if not text.isascii():
             text = text.translate(_TYPED)
-        if text.lstrip("0123456789->│❱| \t").startswith(_TOLD_IN_SOURCE):
+        if _IN_SOURCE.match(text):
             continue  # a traceback shows the source line that says it, and then what was said
         below = without_prefix(below.rstrip("\n"))[0] if 40 < len(text) < 240 else ""  # is it wrapped?
         entry, how = Entry(number, stream, text, below), more(text)

@@ -14,7 +14,7 @@ from itertools import groupby, islice
 
 from attnsel.base.rows import read_rows
 from attnsel.diagnose.logs import parsers
-from attnsel.diagnose.logs.message import ANY, Facts, Finding, Message, More, Variant, facts_of, messages
+from attnsel.diagnose.logs.message import Facts, Finding, Message, More, Variant, facts_of, messages
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Library:
     """All messages of a library.
 
     ``name``: the library, as its makers write it. ``looked_for``: what is recognised, for people. ``takes``:
-    of one text "all" that its messages say, or what the "first" says that fits, so that the general come
-    last. ``candidates``: the kernels that it chooses among, refused where it says only that none runs.
-    ``dispatcher``: its own chooser in ``attnsel/dispatchers/``, if attnsel knows it. ``usual``: fields that
-    its users leave as they are, taken where nothing is said. ``ask``: how to make it say more, in a sentence.
+    of one text what "all" its messages say, the "first" that fits (the next where the log decides for none of
+    its meanings), or the first "alone". ``candidates``: the kernels that it chooses among, refused where it
+    says only that none runs. ``dispatcher``: its own chooser in ``attnsel/dispatchers/``, if any. ``usual``:
+    fields that its users leave as they are, where nothing is said. ``ask``: how to make it say more.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Library:
         found = filter(None, (one.find(text) for one in (self.messages if among is None else among)))
         if self.takes == "all":
             return found
-        return islice(found, 1) if self.name == ANY else filter(None, [_first(found)])
+        return islice(found, 1) if self.takes == "alone" else filter(None, [_first(found)])
 
 
 def _first(found: Iterator[Finding]) -> Finding | None:

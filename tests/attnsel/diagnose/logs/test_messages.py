@@ -61,7 +61,7 @@ def answered(log: list[str]) -> str:
 
 def declared(library: Library) -> str:
     facts = {name: value for name, value in vars(library).items() if value}
-    kind = {"all": "Library", "first": "FirstOf"}[facts.pop("takes")]
+    kind = {"all": "Library", "first": "FirstOf", "alone": "FirstOf"}[facts.pop("takes")]
     del facts["messages"]
     return "\n".join([kind, *(f"  {name}: {plain(value)}" for name, value in facts.items())])
 
@@ -70,7 +70,7 @@ def speaks(library: Library, told: list[str]) -> Iterator[int]:
     """Places in the list of its messages that say something of one of the entries."""
     for text in told:
         found = (n for n, one in enumerate(library.messages) if one.find(text))
-        yield from [next(found, -1)] if library.takes == "first" else found
+        yield from [next(found, -1)] if library.takes != "all" else found
 
 
 def test_texts_of_libraries_say_what_is_written_down(record: Record) -> None:
