@@ -29,7 +29,7 @@ _MOST_IN_CALL = 60
 _SHOWN = 5  # line numbers, streams
 _BEFORE, _CHAIN = 12, 150  # lines: of an error pasted before its frame, of one raised from another
 _NONE = -1000  # the line of a frame that is not there
-_ABSENT = ("No module named", "cannot import name")  # of what a program tries first and can do without
+_ABSENT = ("No module named", "cannot import name", "HTTP Error 40")  # of what is only tried first
 ANY = "attention"  # the library of errors that are told only where no other is known
 
 
