@@ -305,9 +305,9 @@ def _one_incident(calls: Iterable[LoggedCall]) -> list[LoggedCall]:
 
 
 def _notes_behind_errors(calls: list[LoggedCall]) -> list[LoggedCall]:
-    """Notes and choices of a log with an error stand below it, and choices below a refusal: they are no
-    incidents of their own."""
-    failed = [call for call in calls if call.findings[-1].kind == "error"]
+    """Notes and choices stand below an error or a call's refusals, and choices below any refusal."""
+    ends = {"question": ("error", "refusal")}
+    failed = [c for c in calls if c.findings[-1].kind in ends.get(c.findings[0].kind, ("error",))]
     aside = {"note", "chosen"} if failed else {"chosen"}
     others = [call for call in calls if not {one.kind for one in call.findings} <= aside]
     first = failed or [c for c in others if any(one.kind in ("refusal", "note") for one in c.findings)]

@@ -77,7 +77,7 @@ class _Growing:
         self._first, self._how = first, how
         self._texts = [first.text]
         self._depth = _depth(first.text) if how == "brackets" else 0
-        self._length = len(first.text)
+        self._length, self._inside = len(first.text), len(first.text) - len(first.text.lstrip())
 
     @property
     def done(self) -> bool:
@@ -86,7 +86,7 @@ class _Growing:
     def takes(self, text: str) -> bool:
         if len(self._texts) > _MOST_MORE or self._length + len(text) > _LONGEST_ENTRY:
             return False
-        if self._how == "indented" and not (text[:1].isspace() and text.strip()):
+        if self._how == "indented" and not (text[: self._inside + 1].isspace() and text.strip()):
             return False
         self._texts.append(text)
         self._length += len(text)
