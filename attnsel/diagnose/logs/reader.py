@@ -76,7 +76,7 @@ class _Growing:
     def __init__(self, first: Entry, how: More) -> None:
         self._first, self._how = first, how
         self._texts = [first.text]
-        self._depth = _depth(first.text) if how == "brackets" else 0
+        self._depth = _depth(first.text) if how == "brackets" else len(first.text) - len(first.text.lstrip())
         self._length = len(first.text)
 
     @property
@@ -86,7 +86,7 @@ class _Growing:
     def takes(self, text: str) -> bool:
         if len(self._texts) > _MOST_MORE or self._length + len(text) > _LONGEST_ENTRY:
             return False
-        if self._how == "indented" and not (text[:1].isspace() and text.strip()):
+        if self._how == "indented" and not (text[: self._depth + 1].isspace() and text.strip()):
             return False
         self._texts.append(text)
         self._length += len(text)
