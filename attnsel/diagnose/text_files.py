@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -166,6 +166,7 @@ def _prefixes() -> re.Pattern[str]:
     return re.compile(rf"\s*(?:{'|'.join(ways)})")
 
 
+@lru_cache(maxsize=4)  # a line is asked for as the one below another, and then itself
 def without_prefix(line: str) -> tuple[str, str]:
     """A line without colours and prefixes, and the stream that a prefix names."""
     if "\x1b" in line or "[0m" in line:

@@ -76,13 +76,14 @@ def libraries() -> tuple[Library, ...]:
 
 
 @cache
-def _going_on() -> tuple[Message, ...]:
-    return tuple(message for library in libraries() for message in library.messages if message.more)
+def _going_on() -> dict[str, More]:
+    messages = (one for library in libraries() for one in library.messages if one.more)
+    return {quick: one.more for one in messages for quick in one.quicks}
 
 
 def more(line: str) -> More:
     """Which of the lines that follow ``line`` belong to it."""
-    return next((one.more for one in _going_on() if any(quick in line for quick in one.quicks)), "")
+    return next((how for quick, how in _going_on().items() if quick in line), "")
 
 
 def shape_of(text: str) -> str:
@@ -126,8 +127,7 @@ def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:
             if quick in shape:
                 found[place] = library, one
     by_library = groupby((found[place] for place in sorted(found)), key=lambda pair: id(pair[0]))
-    pairs = (list(same) for _, same in by_library)
-    return tuple((same[0][0], tuple(message for _, message in same)) for same in pairs)
+    return tuple((one[0][0], tuple(m for _, m in one)) for one in (list(same) for _, same in by_library))
 
 
 @cache
