@@ -86,7 +86,8 @@ def test_ranks_without_prefixes_that_say_the_same_are_counted() -> None:
     assert call.times == 3
 
 
-def test_more_different_calls_than_are_told_apart_are_counted() -> None:
+def test_more_different_calls_than_are_told_apart_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnsel.diagnose.logs.calls.FIRST_TEXTS", 3000)
     lines = "".join(
         f"Running with config={{'compute_capability': 'sm90', 'head_dim_qk': {n}}}\n"
         "Selected backend = NoBackend\n"
