@@ -99,7 +99,7 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
     return Rebuilt(
         p,
         env,
-        bool(said) or "gpu" in {*call.environment} & where,
+        bool(said - {"is_training"}) or "gpu" in {*call.environment} & where,
         tuple(sorted(said | where)),
         tuple(supposed),
         tuple(_assumed(p, env, said | where, supposed)),

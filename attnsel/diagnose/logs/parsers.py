@@ -178,8 +178,8 @@ def _words(reasons: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _configuration(text: str) -> dict[str, Any]:
-    """Fields of AttentionParams in vLLM's AttentionSelectorConfig."""
-    stated = {name: value.strip("'") for name, value in _CONFIG.findall(text)}
+    """Fields of AttentionParams in vLLM's AttentionSelectorConfig: none of sparse attention, no such call."""
+    stated = {} if "use_sparse=True" in text else {n: v.strip("'") for n, v in _CONFIG.findall(text)}
     params: dict[str, Any] = {}
     if stated.get("head_size", "").isdigit():
         params["head_dim_qk"] = int(stated["head_size"])
