@@ -292,8 +292,8 @@ def _one_incident(calls: Iterable[LoggedCall]) -> list[LoggedCall]:
     """Calls that say the same are one: a library and the one below it, lines or readings of one error."""
     seen: dict[tuple[object, ...], LoggedCall] = {}
     for call in calls:
-        there = [one.findings[-1].text for one in seen.values() if one.lines == call.lines != ()]
-        if any(call.findings[-1].text in text or text in call.findings[-1].text for text in there):
+        ends = [one.findings[-1] for one in seen.values() if one.lines == call.lines and call.lines]
+        if any(e.kind == "error" and ((t := call.findings[-1].text) in e.text or e.text in t) for e in ends):
             continue  # the same words, read by two libraries
         facts = sorted({**call.params, **call.environment}.items(), key=lambda item: item[0])
         told = [one for one in call.findings if one.kind != "chosen"] or call.findings
