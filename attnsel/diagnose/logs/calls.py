@@ -173,8 +173,7 @@ class Calls:
             kinds = {one.kind for call in _with_meanings([*told], machine) for one in call.findings}
             if "error" not in kinds and (kinds or unknown is self._other):
                 self._count(unknown[:1], unknown[1])
-        often = [call for call in told if call.times > 0]
-        calls = sorted(often, key=lambda call: (call.library != ANY, -call.times, call.lines[:1]))
+        calls = sorted((c for c in told if c.times), key=lambda c: (c.library != ANY, -c.times, c.lines[:1]))
         meant = tuple(_notes_behind_errors(_one_incident(_with_meanings(calls, machine))))
         return Gathered(meant, tuple(one for one in machine if one.library != SEEN), self._left_out)
 
@@ -290,10 +289,12 @@ def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], ap
 
 
 def _one_incident(calls: Iterable[LoggedCall]) -> list[LoggedCall]:
-    """Calls whose messages say one and the same in other words are one: a library and the one below it,
-    both lines of an error, or refusals that stand once with and once without what ran instead."""
+    """Calls that say the same are one: a library and the one below it, lines or readings of one error."""
     seen: dict[tuple[object, ...], LoggedCall] = {}
     for call in calls:
+        ends = [one.findings[-1] for one in seen.values() if one.lines == call.lines and call.lines]
+        if any(e.kind == "error" and ((t := call.findings[-1].text) in e.text or e.text in t) for e in ends):
+            continue  # the same words, read by two libraries
         facts = sorted({**call.params, **call.environment}.items(), key=lambda item: item[0])
         told = [one for one in call.findings if one.kind != "chosen"] or call.findings
         key = (str(facts), *(f.known + f.fix or call.library + f.text for f in told))
