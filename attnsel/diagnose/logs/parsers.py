@@ -246,7 +246,7 @@ def operator(match: re.Match[str]) -> Facts | None:
     told = [said for one in parts if (said := " ".join(one.split()))]
     if not (reasons := [one for one in told if not one.startswith("HINT")] or told):
         return None
-    first = [one for one in reasons if one.startswith("device=")] or reasons  # elsewhere no other counts
+    first = [r for s in ("device=", "xFormers wasn't") for r in reasons if r.startswith(s)][:1] or reasons
     name, meant = match["operator"], [_meaning("image_models", "xformers", line) for line in first]
     return {
         "text": f"{name}: " + "; ".join(dict.fromkeys(reasons)),
