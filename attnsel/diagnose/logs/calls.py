@@ -269,8 +269,7 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
 
 
 def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], apart: str) -> Finding | None:
-    """With the meaning that holds: several joined where the log does not tell them apart, None for none.
-    ``apart``: for what a build is not, told beside that it is for another torch, CUDA or Python."""
+    """The meaning that holds: several joined where nothing tells them apart. ``apart``: what no build is."""
     meanings = said.variants or (Variant(said.known, said.fix, said.codes),)
     wheel = any(one.fix.startswith(("{REBUILD}", "{WHEEL}")) for one in meanings)  # of flash-attn
     there = (one for library, one in elsewhere() if wheel or library == said.library)
