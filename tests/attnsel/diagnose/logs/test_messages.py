@@ -13,6 +13,7 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Any, get_args
 
+from attnsel.diagnose import logs
 from attnsel.diagnose.logs.message import Finding, More
 from attnsel.diagnose.logs.reader import entries
 from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, more
@@ -92,6 +93,15 @@ def test_every_message_speaks_in_a_text_of_the_record() -> None:
         spoken = set(speaks(library, told))
         silent = [one.quicks[0] for n, one in enumerate(library.messages) if n not in spoken]
         assert silent == (SILENT.get(library.name, []) if silent else []), library.name
+
+
+def test_every_text_of_a_name_can_be_taken() -> None:
+    """The first that holds is taken: none stands behind one that always does (a name given twice)."""
+    always = set[str]()
+    for row in rows_of(logs.__file__, "data/texts.csv"):
+        names = {*row["name"].split(" | ")}
+        assert not names & always, row
+        always |= set() if row["when"] else names
 
 
 def test_every_message_can_be_reached_and_names_rules_that_exist() -> None:
