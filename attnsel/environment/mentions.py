@@ -80,7 +80,7 @@ def cards_in(text: str) -> tuple[str, ...]:
             for place, name in _cards(clause, alone or (goes_on and bool(found))):
                 listed = compared or _said("listed").search(sentence, 0, start + place)
                 if not theirs and (mine or not listed):
-                    found[look_up_gpu(name).name] = None
+                    found[name if name.startswith("gfx") else look_up_gpu(name).name] = None
             start = end
     return tuple(found)
 
