@@ -125,8 +125,7 @@ def _described(**facts: Any) -> Environment:
     """An environment of all that a log can say of one, the platform too."""
     described = {name: value for name, value in facts.items() if name == "gpu" or name in COMPONENTS}
     more = {name: value for name, value in facts.items() if name not in described}
-    made = Environment.describe(**described)
-    return made.replace(**more) if more else made
+    return Environment.describe(**described).replace(**more)
 
 
 def _made(
@@ -250,14 +249,15 @@ def _answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Ans
     plain = select(p, there, policy=policy.replace(adapt="never"))
     causes = tuple(_causes(call, rebuilt, plain))
     answerable = rebuilt.described and rebuilt.placed
-    fixes = [finding.fix for finding in call.by_weight if finding.fix]
+    fixes = [finding.fix for finding in call.by_weight]
+    new = ([s for s in fix.split("; ") if s not in "; ".join(fixes[:n])] for n, fix in enumerate(fixes))
     return AnsweredCall(
         call,
         rebuilt,
         plain,
         select(p, env, policy=policy),
         causes,
-        tuple(fix for n, fix in enumerate(fixes) if not any(fix in before for before in fixes[:n])),
+        tuple(filter(None, map("; ".join, new))),
         tuple(_ways(plain, _refused(call), rebuilt.says)) if answerable else (),
         tuple(_against(call, plain, causes)) if answerable else (),
     )
