@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -125,8 +126,7 @@ def _described(**facts: Any) -> Environment:
     """An environment of all that a log can say of one, the platform too."""
     described = {name: value for name, value in facts.items() if name == "gpu" or name in COMPONENTS}
     more = {name: value for name, value in facts.items() if name not in described}
-    made = Environment.describe(**described)
-    return made.replace(**more) if more else made
+    return Environment.describe(**described).replace(**more)
 
 
 def _made(
@@ -160,8 +160,8 @@ def _assumed(
             yield f"{name} {short(getattr(p, name), str)}"
 
 
-_MOST_WAYS = 2  # of each refused kernel
-_MOST_IN_ALL = 4
+_PARTS = re.compile(r"; (?![^()]*\))")  # of a fix
+_MOST_WAYS, _MOST_IN_ALL = 2, 4  # of each refused kernel, of all
 _OUR_OWN = frozenset({"INSTALL011"})  # what attnsel itself needs to run is no cause in another program
 
 
@@ -250,14 +250,15 @@ def _answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Ans
     plain = select(p, there, policy=policy.replace(adapt="never"))
     causes = tuple(_causes(call, rebuilt, plain))
     answerable = rebuilt.described and rebuilt.placed
-    fixes = [finding.fix for finding in call.by_weight if finding.fix]
+    fixes = [finding.fix for finding in call.by_weight]
+    new = ([s for s in _PARTS.split(fix) if s not in "; ".join(fixes[:n])] for n, fix in enumerate(fixes))
     return AnsweredCall(
         call,
         rebuilt,
         plain,
         select(p, env, policy=policy),
         causes,
-        tuple(fix for n, fix in enumerate(fixes) if not any(fix in before for before in fixes[:n])),
+        tuple(filter(None, map("; ".join, new))),
         tuple(_ways(plain, _refused(call), rebuilt.says)) if answerable else (),
         tuple(_against(call, plain, causes)) if answerable else (),
     )
@@ -338,10 +339,9 @@ def _ways(plain: Selection, refused: Sequence[str], says: Callable[[str], bool])
 def _against(call: LoggedCall, plain: Selection, causes: Iterable[Cause]) -> Iterator[str]:
     """Where log and rules disagree; what the log does not say may be why."""
     explained = {name for cause in causes for name in cause.candidates}
-    for name in call.refused:
-        if name in CANDIDATES and name not in explained and plain[name].verdict != "refused":
-            known = "as far as the call is known"
-            yield f"the log refuses {name}; attnsel's rules find nothing against it {known}"
+    for c in call.refused:
+        if c in CANDIDATES and c not in explained and plain[c].verdict != "refused":
+            yield f"the log refuses {c}; attnsel's rules find nothing against it as far as the call is known"
     ran = call.outcome is not None and call.outcome.kind == "chosen"
     for name in call.chosen if ran else ():
         if name in CANDIDATES and plain[name].verdict == "refused":

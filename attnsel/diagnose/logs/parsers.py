@@ -251,7 +251,7 @@ def operator(match: re.Match[str]) -> Facts | None:
     return {
         "text": f"{name}: " + "; ".join(dict.fromkeys(reasons)),
         "candidates": tuple(mine for start, mine in _CANDIDATES.items() if name.startswith(start)),
-        "known": f"{name}: " + "; ".join(dict.fromkeys(one.known for one in meant)),
+        "known": f"{name}: " * (first is reasons) + "; ".join(dict.fromkeys(one.known for one in meant)),
         "fix": "; ".join(dict.fromkeys(one.fix for one in meant if one.fix)),
         "codes": tuple(dict.fromkeys(code for one in meant for code in one.codes)),
         "environment": {name: value for one in meant for name, value in one.environment.items()},
