@@ -272,7 +272,7 @@ def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], ap
     """The meaning that holds: several joined where nothing tells them apart. ``apart``: what no build is."""
     meanings = said.variants or (Variant(said.known, said.fix, said.codes),)
     wheel = any(one.fix.startswith(("{REBUILD}", "{WHEEL}")) for one in meanings)  # of flash-attn
-    there = (one for library, one in elsewhere() if wheel or library == said.library)
+    there = (one for library, one in elsewhere() if library in (said.library, wheel and "flash_attn"))
     platform = [*filter(holds, there)][:1] if said.kind in ("error", "refusal") else []
     if not (holding := [*filter(holds, meanings)]):
         return said.instead and _meant(said.instead, arch, holds, apart)
