@@ -24,7 +24,7 @@ _LEADS = {"computed": "✖", "said": "?", "known": "·"}
 _EITHER = re.compile(r"; (?=(?:or|else) )")  # between what helps as well as the other
 _MOST_SAID = 14  # messages of one call
 _MOST_PASTE = 6
-_SWITCHED_OFF = ("the program itself leaves this kernel out", "decoderF:", "smallkF:", "tritonflashatt")  # rows
+_SWITCHED_OFF = ("the program itself leaves this kernel out", "decoderF:", "smallkF:", "tritonflashatt")
 
 
 def log_document(explained: Explained) -> Document:
