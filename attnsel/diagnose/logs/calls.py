@@ -174,6 +174,7 @@ class Calls:
             if "error" not in kinds and (kinds or unknown is self._other):
                 self._count(unknown[:1], unknown[1])
         calls = sorted((c for c in told if c.times), key=lambda c: (c.library != ANY, -c.times, c.lines[:1]))
+        calls.sort(key=lambda c: c.findings[-1].kind in ("chosen", "note"))  # what ended nothing, last
         meant = tuple(_notes_behind_errors(_one_incident(_with_meanings(calls, machine))))
         return Gathered(meant, tuple(one for one in machine if one.library != SEEN), self._left_out)
 

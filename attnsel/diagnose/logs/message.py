@@ -46,7 +46,6 @@ Kind = Literal["question", "refusal", "chosen", "error", "note", "frame", "machi
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _LONGEST_SHOWN, _LONGEST_WORD = 300, 400  # characters
-_LOGGED = re.compile(r"\A.{0,60}?\b(?:INFO|WARN(?:ING)?|DEBUG)\b|consider installing")  # what ends no program
 
 
 @json_fields("library", "kind", "text", "candidates", "source")
@@ -192,7 +191,7 @@ class Message:
         }
         shown = fill(self.text) or given["text"]
         given["text"] = short(scrub(" ".join(shown.split())), str, _LONGEST_SHOWN)
-        if says.kind == "error" and _LOGGED.search(text):
+        if says.kind == "error" and re.search(_whole("{ENDS_NOTHING}"), text):
             given["kind"] = "note"
         given["params"] = {**says.params, **params, **told.get("params", NOTHING)}
         given["environment"] = {**says.environment, **environment, **told.get("environment", NOTHING)}
