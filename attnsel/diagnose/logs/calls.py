@@ -193,11 +193,11 @@ class Calls:
             finding = finding._replace(candidates=findings[-1].candidates)
         if any(_identity(finding) == _identity(there) for there in findings):
             return
-        if finding.kind == "question" and findings:
+        if finding.kind == "question" and findings and findings[0].kind == "question":
             self._count(tuple(findings), entry)
             findings.clear()
-        if len(findings) < _MOST_IN_CALL:
-            findings.append(finding)
+        if len(findings) < _MOST_IN_CALL:  # refusals that stand above a question, and alone, are its own
+            findings.insert(0 if finding.kind == "question" else len(findings), finding)
 
     def _end(self, stream: _Stream, finding: Finding, entry: Entry) -> None:
         caught = entry.number - stream.frames.pop("caught", _NONE) < _CHAIN  # the program did, and went on
