@@ -26,7 +26,7 @@ from attnsel.diagnose.scrub import scrub
 from attnsel.errors import InvalidInput
 
 LONGEST_LINE = 64 << 10  # characters; what is longer is read as several lines,
-_MOST_PIECES = 4  # as so many; the rest of such a line is passed over
+_MOST_PIECES = 3  # as so many; the rest of such a line is passed over
 HEAD, TAIL = 12 << 20, 24 << 20  # bytes read of both ends of a longer file; of a stream both at its head
 _PATIENCE = 2.0  # seconds for the writer of a named pipe to come
 _SNIFFED = 8192  # bytes by which text is told from the rest
