@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-LARGEST_PAGE = 450_000  # bytes of HTML, without pictures: the messages of flash-attn have 405,000
+LARGEST_PAGE = 400_000  # bytes of HTML, without pictures
 POLICIES = ("default-src 'self'", "default-src 'none'")  # one of them begins a Content-Security-Policy
 
 # What a browser fetches by itself when it shows a page, by element.

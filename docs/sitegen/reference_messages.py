@@ -1,4 +1,4 @@
-"""``reference/messages/``: a page for each library: its messages, what they mean and what helps.
+"""``reference/messages/``: for each library a page or more: its messages, what they mean and what helps.
 
 It is how the search finds what people paste. What is said comes from the rows of
 ``attnsel/diagnose/logs/data``, how a message looks from ``tests/attnsel/diagnose/logs/messages.txt``, which
@@ -28,6 +28,7 @@ TRAIL = (("Messages", PATH),)
 _LINES = Path(__file__).parents[2] / "tests" / "attnsel" / "diagnose" / "logs" / "messages.txt"
 _ALSO = Path(__file__).with_name("messages.csv")
 _LONGEST = 110  # characters of a heading
+_MOST_ON_PAGE = 200  # messages
 # What is code in a sentence: what stands in backticks, names with an underscore, flags.
 _CODE = re.compile(
     r"`[^`]+`|(?<![\w.])(?:[A-Za-z_]\w*\.)*[A-Za-z]\w*_\w+(?:\([^()]*\)|=(?:\"[^\"]*\"|\w+))?|(?<![\w-])--[a-z][\w-]+"
@@ -48,22 +49,26 @@ beside it.
 
 
 class Shown(NamedTuple):
-    """A message, how it is shown, and a line of a log that has it. anchor: on the page of its library."""
+    """A message, how it is shown, and a line of a log that has it. page, anchor: where it stands."""
 
     message: Message
     text: str
     line: str
+    page: str
     anchor: str
 
 
 def files() -> Iterator[File]:
-    """The list of libraries, and a page for each."""
+    """The list of libraries, and the pages of each."""
     found = by_library()
     rows = []
     for name, messages in found.items():
         asked = next(one.looked_for for one in libraries() if one.name == name)
-        rows.append((f"[{name}](messages/{_slug(name)}.md)", escape(asked), str(len(messages))))
-        yield File(f"{FOLDER}/{_slug(name)}.md", _page(name, messages), trail=TRAIL)
+        pages = {page: list(shown) for page, shown in groupby(messages, key=lambda one: one.page)}
+        links = (f"[{name if n == 1 else n}](messages/{page}.md)" for n, page in enumerate(pages, 1))
+        rows.append((", ".join(links), escape(asked), str(len(messages))))
+        for page, shown in pages.items():
+            yield File(f"{FOLDER}/{page}.md", _page(name, shown), trail=TRAIL)
     asked_most = "\n".join(_asked_most(found))
     libraries_ = table(("library", "among its messages", "messages"), rows)
     text = f"{_TOP}{asked_most}\n\n## Libraries\n\n{libraries_}\n"
@@ -94,7 +99,9 @@ def by_library() -> dict[str, list[Shown]]:
             while anchor in taken:
                 anchor, number = f"{base}-{number}", number + 1
             taken.add(anchor)
-            found[library.name].append(Shown(message, text, line, anchor))
+            full = len(found[library.name]) // _MOST_ON_PAGE
+            page = _slug(library.name) + (f"-{full + 1}" if full else "")
+            found[library.name].append(Shown(message, text, line, page, anchor))
     return {name: shown for name, shown in found.items() if shown}
 
 
@@ -217,7 +224,8 @@ def _asked_most(found: Mapping[str, list[Shown]]) -> Iterator[str]:
     for library, anchor in listed:
         if (library, anchor) not in places:
             raise ValueError(f"docs/sitegen/messages.csv: no message of {library} stands at #{anchor}")
-        yield f"- [{escape(places[library, anchor].text)}](messages/{_slug(library)}.md#{anchor}) ({library})"
+        shown = places[library, anchor]
+        yield f"- [{escape(shown.text)}](messages/{shown.page}.md#{anchor}) ({library})"
 
 
 def _cut(text: str, longest: int = _LONGEST) -> str:
