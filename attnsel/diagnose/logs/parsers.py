@@ -246,12 +246,12 @@ def operator(match: re.Match[str]) -> Facts | None:
     told = [said for one in parts if (said := " ".join(one.split()))]
     if not (reasons := [one for one in told if not one.startswith("HINT")] or told):
         return None
-    first = [r for s in ("device=", "xFormers wasn't") for r in reasons if r.startswith(s)][:1] or reasons
-    name, meant = match["operator"], [_meaning("image_models", "xformers", line) for line in first]
+    shared = [r for s in ("device=", "xFormers wasn't") for r in reasons if r.startswith(s)][:1]
+    name, meant = match["operator"], [_meaning("image_models", "xformers", r) for r in shared or reasons]
     return {
         "text": f"{name}: " + "; ".join(dict.fromkeys(reasons)),
         "candidates": tuple(mine for start, mine in _CANDIDATES.items() if name.startswith(start)),
-        "known": f"{name}: " * (first is reasons) + "; ".join(dict.fromkeys(one.known for one in meant)),
+        "known": ("" if shared else f"{name}: ") + "; ".join(dict.fromkeys(one.known for one in meant)),
         "fix": "; ".join(dict.fromkeys(one.fix for one in meant if one.fix)),
         "codes": tuple(dict.fromkeys(code for one in meant for code in one.codes)),
         "environment": {name: value for one in meant for name, value in one.environment.items()},

@@ -24,7 +24,7 @@ _LEADS = {"computed": "✖", "said": "?", "known": "·"}
 _EITHER = re.compile(r"; (?=(?:or|else) )")  # between what helps as well as the other
 _MOST_SAID = 14  # messages of one call
 _MOST_PASTE = 6
-_SWITCHED_OFF = ("the program itself leaves this kernel out", "decoderF:", "smallkF:", "tritonflashatt")
+_TOLD_LAST = ("the program itself leaves this kernel out", "decoderF:", "smallkF:", "tritonflashatt")
 
 
 def log_document(explained: Explained) -> Document:
@@ -79,7 +79,7 @@ def _verdict(answer: AnsweredCall) -> str:
 def _deciding(answer: AnsweredCall) -> Cause | None:
     """The cause that is the verdict; that a kernel was left out or is for other calls is the last."""
     order = ("known", "computed", "said")
-    told = sorted(answer.causes, key=lambda c: (c.text.startswith(_SWITCHED_OFF), order.index(c.how)))
+    told = sorted(answer.causes, key=lambda c: (c.text.startswith(_TOLD_LAST), order.index(c.how)))
     return told[0] if told else None
 
 

@@ -13,6 +13,7 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Any, get_args
 
+from attnsel.base.rows import read_rows
 from attnsel.diagnose import logs
 from attnsel.diagnose.logs.message import Finding, More
 from attnsel.diagnose.logs.reader import entries
@@ -98,10 +99,18 @@ def test_every_message_speaks_in_a_text_of_the_record() -> None:
 def test_every_text_of_a_name_can_be_taken() -> None:
     """The first that holds is taken: none stands behind one that always does (a name given twice)."""
     always = set[str]()
-    for row in rows_of(logs.__file__, "data/texts.csv"):
+    for row in read_rows("attnsel.diagnose.logs", "texts"):
         names = {*row["name"].split(" | ")}
         assert not names & always, row
         always |= set() if row["when"] else names
+
+
+def test_every_name_of_a_text_is_asked_for() -> None:
+    folder = Path(logs.__file__).parent
+    files = [*folder.glob("*.py"), *folder.glob("data/*.csv")]
+    asked = set(re.findall(r"\{([A-Z][A-Z_0-9]+)\}", "".join(map(Path.read_text, files))))
+    named = {name for row in read_rows("attnsel.diagnose.logs", "texts") for name in row["name"].split(" | ")}
+    assert named - asked == set()
 
 
 def test_every_message_can_be_reached_and_names_rules_that_exist() -> None:
