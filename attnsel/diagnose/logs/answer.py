@@ -162,7 +162,7 @@ def _assumed(
 
 _PARTS = re.compile(r"; (?![^()]*\))")  # of a fix
 _MOST_WAYS, _MOST_IN_ALL = 2, 4  # of each refused kernel, of all
-_OUR_OWN = frozenset({"INSTALL011"})  # what attnsel itself needs to run is no cause in another program
+_OUR_OWN = frozenset({"INSTALL011", "FLASH201"})  # what attnsel itself needs to run causes nothing elsewhere
 
 
 @json_fields("candidates", "text", "how", ("code", lambda c: c.code or None), "link")
