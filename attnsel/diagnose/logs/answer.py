@@ -171,8 +171,8 @@ class Cause(NamedTuple):
 
     ``candidates``: attnsel's names. ``code``: the rule that says it, "" for a known cause without one.
     ``how``: "computed", the rule refuses this very question; "said", the log's message means this rule, and
-    the question as far as it is known does not show it; "known", a cause that no rule computes. ``link``:
-    where it is written.
+    the question as far as it is known does not show it; "known", a cause that no rule computes; "guessed",
+    what a message that is not known says by its form. ``link``: where it is written.
     """
 
     candidates: tuple[str, ...]
@@ -295,7 +295,8 @@ def _causes(call: LoggedCall, rebuilt: Rebuilt, plain: Selection) -> Iterator[Ca
 
 def _declared(finding: Finding, plain: Selection, rebuilt: Rebuilt) -> Iterator[Cause]:
     if finding.known:
-        yield Cause((), finding.known, "known", "", finding.link)
+        how = "guessed" if finding.known.startswith("attnsel does not know") else "known"
+        yield Cause((), finding.known, how, "", finding.link)
     for code in finding.codes:
         computed = (r for c in plain for r in c.reasons if r.code == code and rebuilt.says(r.field))
         if (reason := next(computed, None)) is not None:

@@ -24,8 +24,7 @@ from attnsel.environment.wheels import unlike
 SEEN = "seen"  # the library of findings that only say whose code a log shows (``text``), and of exceptions
 
 _Key = tuple[Finding, ...]
-_MOST = 2000  # different calls; what is beyond is counted
-_MOST_IN_CALL = 60
+_MOST, _MOST_IN_CALL = 2000, 60  # different calls (what is beyond is counted), findings of one
 _SHOWN = 5  # line numbers, streams
 _BEFORE, _CHAIN = 12, 150  # lines: of an error pasted before its frame, of one raised from another
 _NONE = -1000  # the line of a frame that is not there

@@ -20,10 +20,9 @@ from attnsel.selection.unlock import Unlock
 
 MOST_CALLS = 5  # shown; --json has all
 _MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔"}
-_LEADS = {"computed": "✖", "said": "?", "known": "·"}
+_LEADS = {"computed": "✖", "said": "?", "known": "·", "guessed": "?"}
 _EITHER = re.compile(r"; (?=(?:or|else) )")  # between what helps as well as the other
-_MOST_SAID = 14  # messages of one call
-_MOST_PASTE = 6
+_MOST_SAID, _MOST_PASTE = 14, 6  # messages of one call, lines of one paste
 _TOLD_LAST = ("the program itself leaves this kernel out", "decoderF:", "smallkF:", "tritonflashatt")
 
 
@@ -78,7 +77,7 @@ def _verdict(answer: AnsweredCall) -> str:
 
 def _deciding(answer: AnsweredCall) -> Cause | None:
     """The cause that is the verdict; that a kernel was left out or is for other calls is the last."""
-    order = ("known", "computed", "said")
+    order = ("known", "computed", "guessed", "said")
     told = sorted(answer.causes, key=lambda c: (c.text.startswith(_TOLD_LAST), order.index(c.how)))
     return told[0] if told else None
 
@@ -127,7 +126,7 @@ def _parts(answer: AnsweredCall) -> Iterator[Block]:
         lead = "which kernel runs is no error; whether another would run" if ran else "the call with flags"
         helps.append(Item(f"{lead}: attnsel explain --gpu {gpu} --head-dim … --seqlen …", "→"))
     if helps:
-        yield _part("What helps", helps)
+        yield _part("What may help" if known and cause.how == "guessed" else "What helps", helps)
     yield _part("What the log says", _said(answer.call.findings), _facts(answer))
     if rebuilt.described and rebuilt.placed:
         backend = answer.attnsel.backend

@@ -64,8 +64,8 @@ def told(log: str) -> tuple[str, dict[str, str]]:
     """An answer, its first sentence and what it proposes; all empty where nothing is known."""
     found = read(log)
     text = to_text(log_document(found), 99) if found.answers else ""
-    verdict = re.split(r"\n *(?:Why|What helps|What the log says)\n", text)[0]
-    helps = " ".join(re.findall(r"What helps\n(.*?)\n *What the log says\n", text, re.DOTALL))
+    verdict = re.split(r"\n *(?:Why|What (?:may help|helps)|What the log says)\n", text)[0]
+    helps = " ".join(re.findall(r"What (?:may help|helps)\n(.*?)\n *What the log says\n", text, re.DOTALL))
     return text, {"says": " ".join(verdict.split()), "helps": " ".join(helps.split())}
 
 
@@ -73,6 +73,17 @@ def told(log: str) -> tuple[str, dict[str, str]]:
 def test_what_no_row_knows_is_read_by_its_form_near_attention_alone(form: dict[str, str]) -> None:
     for cell, place in told(form["log"])[1].items():
         assert re.search(form[cell] or r"\A\Z", place), (cell, place)
+
+
+def test_what_a_form_says_is_told_as_a_guess() -> None:
+    frame = 'File "/opt/octo/attention.py", line 12, in forward\n'
+    guess = read(
+        frame + "RuntimeError: The size of tensor a (7) must match the size of tensor b (9) at dimension 1"
+    )
+    assert {cause.how for one in guess.answers for cause in one.causes} == {"guessed"}
+    assert "What may help" in to_text(log_document(guess), 99)
+    known = read("flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi")
+    assert {cause.how for one in known.answers for cause in one.causes} == {"known", "said"}
 
 
 @each("thread", rows_of(__file__, "threads/threads.csv"))
