@@ -15,6 +15,7 @@ from attnsel.diagnose.text_files import Gap, without_prefix
 
 _MOST_MORE, _LONGEST_ENTRY = 400, 256 << 10  # lines, characters
 _TYPED = str.maketrans("‘’“”\u00a0", "''\"\" ")  # quotes and spaces as word processors and web pages set them
+_ENV = re.compile(r"envs[/\\][^/\\\s]{1,60}(?=[/\\])")  # an environment bears any program's name
 _IN_SOURCE = re.compile(
     r"[\d\s>│❱|-]*(?:raise |warnings\.warn|log(?:ger|ging)?\.|TORCH_(?:CHECK|WARN|INTERNAL)|f['\"])"
 )
@@ -56,8 +57,7 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
         else:
             continue
         text, stream = without_prefix(line.rstrip("\n"))
-        if not text.isascii():
-            text = text.translate(_TYPED)
+        text = _ENV.sub("envs/env", text if text.isascii() else text.translate(_TYPED))
         if _IN_SOURCE.match(text):
             continue  # a traceback shows the source line that says it, and then what was said
         below = without_prefix(below.rstrip("\n"))[0] if 40 < len(text) < 240 else ""  # is it wrapped?
