@@ -259,8 +259,8 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     seen |= {missing} if isinstance(missing, str) else set(missing)
     card = the_card(one.environment["gpu"] for one in told if "gpu" in one.environment)
     device = describe_device(card) if card else Device()  # of several nobody says which one it was
-    arch = device.arch or None
-    holds = methodcaller("holds", arch, environment, {*seen, device.type if card else ""})
+    arch, kind = device.arch or None, device.type if card else ""  # no Mac has a card of NVIDIA's
+    holds = methodcaller("holds", arch, environment, {*seen, kind} - {"mac" if kind == "cuda" else ""})
     apart = unlike(environment)
     for call in calls:
         meant = (_meant(finding, arch, holds, apart) for finding in call.findings)
