@@ -126,7 +126,8 @@ def _parts(answer: AnsweredCall) -> Iterator[Block]:
         lead = "which kernel runs is no error; whether another would run" if ran else "the call with flags"
         helps.append(Item(f"{lead}: attnsel explain --gpu {gpu} --head-dim … --seqlen …", "→"))
     if helps:
-        yield _part("What may help" if known and cause.how == "guessed" else "What helps", helps)
+        guessed = cause is not None and cause.how == "guessed"
+        yield _part("What may help" if guessed else "What helps", helps)
     yield _part("What the log says", _said(answer.call.findings), _facts(answer))
     if rebuilt.described and rebuilt.placed:
         backend = answer.attnsel.backend
