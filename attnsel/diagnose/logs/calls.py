@@ -51,9 +51,9 @@ class LoggedCall(NamedTuple):
 
     @property
     def by_weight(self) -> list[Finding]:
-        """What another library raised at last comes first, and last what is in no need of repair."""
+        """What another library raised at last comes first, last what takes no mask or needs no repair."""
         told = sorted(self.findings, key=lambda f: f.kind != "error" or f.library == self.library)
-        return sorted(told, key=lambda f: f.fix.startswith("nothing"))
+        return sorted(told, key=lambda f: (f.fix.startswith("nothing"), "takes no mask tensor" in f.known))
 
     @property
     def params(self) -> dict[str, Any]:
