@@ -254,9 +254,9 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     above or below an error."""
     told = [*machine, *(finding for call in calls for finding in call.findings)]
     environment = _merged(finding.environment for finding in told)
-    missing = environment.get("missing") or ()
     seen = {finding.text for finding in told if finding.library == SEEN}
-    seen |= {missing} if isinstance(missing, str) else set(missing)
+    seen |= {missing} if isinstance(missing := environment.get("missing") or (), str) else set(missing)
+    seen -= {"windows"} if "WSL" in seen else set()  # which is Linux
     card = the_card(one.environment["gpu"] for one in told if "gpu" in one.environment)
     device = describe_device(card) if card else Device()  # of several nobody says which one it was
     arch, kind = device.arch or None, device.type if card else ""  # no Mac has a card of NVIDIA's
