@@ -246,7 +246,7 @@ def operator(match: re.Match[str]) -> Facts | None:
     told = [said for one in parts if (said := " ".join(one.split()))]
     if not (reasons := [one for one in told if not one.startswith("HINT")] or told):
         return None
-    shared = [r for s in ("device=", "xFormers wasn't") for r in reasons if r.startswith(s)][:1]
+    shared = [r for s in ("device=", "xFormers", "requires .*>=? .8,") for r in reasons if re.match(s, r)][:1]
     name, meant = match["operator"], [_meaning("image_models", "xformers", r) for r in shared or reasons]
     return {
         "text": f"{name}: " + "; ".join(dict.fromkeys(reasons)),
