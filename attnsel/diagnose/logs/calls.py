@@ -28,6 +28,7 @@ _MOST, _MOST_IN_CALL = 2000, 60  # different calls (what is beyond is counted), 
 _SHOWN = 5  # line numbers, streams
 _BEFORE, _CHAIN = 12, 150  # lines: of an error pasted before its frame, of one raised from another
 _NONE = -1000  # the line of a frame that is not there
+_EXCLUDED = {"cuda": "mac", "WSL": "windows"}  # no Mac has a card of NVIDIA's, and WSL is Linux
 _ABSENT = ("No module named", "cannot import name", "HTTP Error 40")  # of what is only tried first
 ANY = "attention"  # the library of errors that are told only where no other is known
 
@@ -250,17 +251,16 @@ def _with_card(machine: list[Finding], calls: list[LoggedCall]) -> tuple[Finding
 
 
 def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Iterator[LoggedCall]:
-    """Calls with one meaning for each message, which the whole log decides: people paste what is installed
-    above or below an error."""
+    """Calls with one meaning for each message, by the whole log: what is installed is pasted anywhere."""
     told = [*machine, *(finding for call in calls for finding in call.findings)]
     environment = _merged(finding.environment for finding in told)
-    seen = {finding.text for finding in told if finding.library == SEEN}
-    seen |= {missing} if isinstance(missing := environment.get("missing") or (), str) else set(missing)
-    seen -= {"windows"} if "WSL" in seen else set()  # which is Linux
     card = the_card(one.environment["gpu"] for one in told if "gpu" in one.environment)
     device = describe_device(card) if card else Device()  # of several nobody says which one it was
-    arch, kind = device.arch or None, device.type if card else ""  # no Mac has a card of NVIDIA's
-    holds = methodcaller("holds", arch, environment, {*seen, kind} - {"mac" if kind == "cuda" else ""})
+    arch, kind = device.arch or None, device.type if card else ""
+    missing = environment.get("missing") or ()
+    seen = {kind, *(finding.text for finding in told if finding.library == SEEN)}
+    seen |= {missing} if isinstance(missing, str) else set(missing)
+    holds = methodcaller("holds", arch, environment, seen - {_EXCLUDED.get(one) for one in seen})
     apart = unlike(environment)
     for call in calls:
         meant = (_meant(finding, arch, holds, apart) for finding in call.findings)
