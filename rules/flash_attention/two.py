@@ -73,9 +73,9 @@ def two_needs_ampere(p: AttentionParams, env: Environment) -> None:
 def two_on_blackwell(p: AttentionParams, env: Environment) -> None:
     """flash-attn runs on Blackwell from 2.7.3 on
 
-    Why: before 2.7 it asks for sm8x or sm90 exactly; 2.7.0 to 2.7.2 are not compiled for anything newer.
+    Why: before 2.7.3 it asks for sm8x or sm90 exactly, and is not compiled for anything newer.
     Fix: flash-attn 2.8.3.
-    Source: flash_api.cpp of flash-attn v2.8.3, TORCH_CHECK(is_sm90 || is_sm8x) at v2.6.3; setup.py at
+    Source: flash_api.cpp of flash-attn v2.8.3, TORCH_CHECK(is_sm90 || is_sm8x) at v2.7.2; setup.py at
     v2.7.2 and v2.7.3 (compute_100, compute_120 since).
     """
 
