@@ -278,7 +278,7 @@ def _meant(said: Finding, arch: int | None, holds: Callable[[Variant], bool], ap
         return said.instead and _meant(said.instead, arch, holds, apart)
     holding = platform or holding
     chosen = [one for one in holding if one.seen or one.at or (one.archs and arch is not None)][:1] or holding
-    known = for_this_log("; or ".join(dict.fromkeys(one.known for one in chosen)), holds)
+    known = for_this_log("; or ".join(dict.fromkeys(one.known for one in chosen if one.known)), holds)
     return said._replace(
         known=f"{known}; {apart}" if apart and ("built for" in known or "for another" in known) else known,
         fix=for_this_log("; or ".join(dict.fromkeys(one.fix for one in chosen)), holds),
