@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from attnsel.base.rows import read_rows
 from attnsel.diagnose import logs
-from attnsel.diagnose.logs.message import Finding, More
+from attnsel.diagnose.logs.message import Finding, More, Variant
 from attnsel.diagnose.logs.reader import entries
 from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, more
 from attnsel.rules import find_rule
@@ -24,6 +24,8 @@ from tables import rows_of
 
 RECORD = Path(__file__).with_name("messages.txt")
 LEFT_OUT = ("", (), {}, False)
+ANY_LOG = Variant("", "")[3:]  # a meaning that asks nothing of the rest of a log
+
 SILENT = {  # a message above it takes all its texts, or the reader takes the mark that it begins with
     "cuDNN": ["Num hidden_dim should be less than or equal to "],
     "the machine": ["NVIDIA "],
@@ -69,10 +71,16 @@ def declared(library: Library) -> str:
 
 
 def speaks(library: Library, told: list[str]) -> Iterator[int]:
-    """Places in the list of its messages that say something of one of the entries."""
+    """Places in the list of its messages that say something of one of the entries: the first that fits, and
+    the next where the rest of a log may decide for none of its meanings."""
     for text in told:
-        found = (n for n, one in enumerate(library.messages) if one.find(text))
-        yield from [next(found, -1)] if library.takes != "all" else found
+        for n, one in enumerate(library.messages):
+            finding = one.find(text)
+            if finding:
+                yield n
+                undecided = library.takes == "first" and finding.variants and finding.variants[-1][3:] != ANY_LOG
+                if library.takes != "all" and not undecided:
+                    break
 
 
 def test_texts_of_libraries_say_what_is_written_down(record: Record) -> None:
