@@ -50,7 +50,7 @@ def _first(found: Iterator[Finding]) -> Finding | None:
     one = next(found, None)
     if one is None or not one.variants or one.variants[-1][3:] == Variant("", "")[3:]:
         return one
-    return one._replace(instead=_first(found))
+    return one._replace(instead=_first(later for later in found if not later.near))  # its frame is not looked for
 
 
 @cache
