@@ -46,11 +46,11 @@ class Library:
 
 
 def _first(found: Iterator[Finding]) -> Finding | None:
-    """The first, and behind it the next where the rest of the log may decide for none of its meanings."""
+    """The first, and behind it the next (but a frame's own) where the log may decide for none of its meanings."""
     one = next(found, None)
     if one is None or not one.variants or one.variants[-1][3:] == Variant("", "")[3:]:
         return one
-    return one._replace(instead=_first(later for later in found if not later.near))  # its frame is not looked for
+    return one._replace(instead=_first(later for later in found if later.variants or not later.near))
 
 
 @cache
