@@ -46,7 +46,7 @@ class Library:
 
 
 def _first(found: Iterator[Finding]) -> Finding | None:
-    """The first, and behind it the next (but a frame's own) where the log may decide for none of its meanings."""
+    """The first, and behind it the next (no frame's own) where a log may decide for none of its meanings."""
     one = next(found, None)
     if one is None or not one.variants or one.variants[-1][3:] == Variant("", "")[3:]:
         return one

@@ -78,7 +78,9 @@ def speaks(library: Library, told: list[str]) -> Iterator[int]:
             finding = one.find(text)
             if finding:
                 yield n
-                undecided = library.takes == "first" and finding.variants and finding.variants[-1][3:] != ANY_LOG
+                undecided = (
+                    library.takes == "first" and finding.variants and finding.variants[-1][3:] != ANY_LOG
+                )
                 if library.takes != "all" and not undecided:
                     break
 
