@@ -70,7 +70,10 @@ INSTEAD = {
     r"\w+FlashAttention2|\w+SdpaAttention\w*|\w+_ATTENTION_CLASSES": (
         "the model's one attention class and attn_implementation"
     ),
-    r"_prepare_4d_\w+|AttentionMaskConverter|_(?:make_causal|expand|prepare_decoder_attention)_mask": (
+    r"_prepare_4d_attention_mask(?:_for_sdpa)?|_expand_mask": (
+        "create_bidirectional_mask of transformers.masking_utils"
+    ),
+    r"_prepare_4d_\w+|AttentionMaskConverter|_(?:make_causal|prepare_decoder_attention)_mask": (
         "create_causal_mask of transformers.masking_utils"
     ),
     r"(?:SlidingWindow|Hybrid|HybridChunked|OffloadedHybrid)Cache": "StaticCache or DynamicCache",
