@@ -26,6 +26,7 @@ def lacking(match: re.Match[str]) -> dict[str, str] | None:
     spec = ",".join(sign + row[side] for sign, side in ((">=", "since"), ("<", "until")) if row[side])
     apart = "older" if not row["until"] else "newer" if not row["since"] else "another"
     more = {"what": what, "spec": spec, "apart": apart, "root": row["module"].partition(".")[0]}
-    more |= {"then": row["instead"] and f", replaced by {row['instead']}"}
-    more |= {"own": row["instead"] and f"; in own code {row['instead']}"}
-    return {**row, **more, "since": row["since"] or "0", "until": row["until"] or "9999"}
+    words = dict(row)
+    heir = words.pop("instead")
+    more |= {"then": heir and f", replaced by {heir}", "own": heir and f"; in own code {heir}"}
+    return {**words, **more, "since": row["since"] or "0", "until": row["until"] or "9999"}

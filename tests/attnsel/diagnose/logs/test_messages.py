@@ -15,17 +15,15 @@ from typing import Any, get_args
 
 from attnsel.base.rows import read_rows
 from attnsel.diagnose import logs
-from attnsel.diagnose.logs.message import Finding, More, Variant
+from attnsel.diagnose.logs.message import Finding, Message, More
 from attnsel.diagnose.logs.reader import entries
-from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, more
+from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, likely, more, shape_of
 from attnsel.rules import find_rule
 from records import Record
 from tables import rows_of
 
 RECORD = Path(__file__).with_name("messages.txt")
 LEFT_OUT = ("", (), {}, False)
-ANY_LOG = Variant("", "")[3:]  # a meaning that asks nothing of the rest of a log
-
 SILENT = {  # a message above it takes all its texts, or the reader takes the mark that it begins with
     "cuDNN": ["Num hidden_dim should be less than or equal to "],
     "the machine": ["NVIDIA "],
@@ -70,19 +68,16 @@ def declared(library: Library) -> str:
     return "\n".join([kind, *(f"  {name}: {plain(value)}" for name, value in facts.items())])
 
 
-def speaks(library: Library, told: list[str]) -> Iterator[int]:
-    """Places in the list of its messages that say something of one of the entries: the first that fits, and
-    the next where the rest of a log may decide for none of its meanings."""
-    for text in told:
-        for n, one in enumerate(library.messages):
-            finding = one.find(text)
-            if finding:
-                yield n
-                undecided = (
-                    library.takes == "first" and finding.variants and finding.variants[-1][3:] != ANY_LOG
-                )
-                if library.takes != "all" and not undecided:
-                    break
+def speaking(text: str) -> Iterator[Message]:
+    """The messages that say something of an entry: the first of a library, and those behind it."""
+    for library, among in likely(shape_of(text)):
+        behind, said = [*library.findings(text, among)], list[Finding]()
+        while behind:
+            one = behind.pop()
+            said.append(one._replace(instead=None))
+            behind += [one.instead] if one.instead else []
+        if said:
+            yield from (message for message in among if message.find(text) in said)
 
 
 def test_texts_of_libraries_say_what_is_written_down(record: Record) -> None:
@@ -99,10 +94,10 @@ def test_each_text_is_read_behind_what_programs_put_before_lines() -> None:
 
 
 def test_every_message_speaks_in_a_text_of_the_record() -> None:
-    told = [entry.text for log in texts() for entry in entries(log, gate(), more)]
+    told = {entry.text for log in texts() for entry in entries(log, gate(), more)}
+    spoken = {id(message) for text in told for message in speaking(text)}
     for library in libraries():
-        spoken = set(speaks(library, told))
-        silent = [one.quicks[0] for n, one in enumerate(library.messages) if n not in spoken]
+        silent = [one.quicks[0] for one in library.messages if id(one) not in spoken]
         assert silent == (SILENT.get(library.name, []) if silent else []), library.name
 
 
