@@ -126,8 +126,8 @@ class Calls:
         self._counts: dict[str, LoggedCall] = {}
         self._machine: dict[str, Finding] = {}
         self._left_out = 0
-        self._other: tuple[Finding, Entry] | None = None  # the last error of attention that is none's,
-        self._raised: tuple[Finding, Entry] | None = None  # and the last exception that no message is about
+        self._other: dict[bool, tuple[Finding, Entry]] = {}  # last errors that are none's (True: or a row's)
+        self._raised: tuple[Finding, Entry] | None = None  # the last exception that no message is about
 
     def add(self, entry: Entry, findings: Sequence[Finding]) -> None:
         """What one entry says."""
@@ -152,7 +152,7 @@ class Calls:
             elif finding.near and entry.number - stream.frames.get(finding.library, _NONE) >= finding.near:
                 stream.waiting = [*stream.waiting, (entry, finding)][-_SHOWN:]
             elif finding.library == ANY:
-                self._other = self._other if told else (finding, entry)
+                self._other[told] = finding, entry
             elif finding.kind in ("chosen", "error"):
                 self._end(stream, finding, entry)
             elif finding.kind == "note" and not stream.open:
@@ -169,9 +169,10 @@ class Calls:
         self._drop_told_twice()
         told = self._counts.values()
         machine = _with_card([*self._machine.values()], [*told])
-        for unknown in filter(None, (self._other, self._raised)):  # the first may mean nothing in this log
+        for unknown in filter(None, (self._other.get(False), self._raised, self._other.get(True))):
             kinds = {one.kind for call in _with_meanings([*told], machine) for one in call.findings}
-            if "error" not in kinds and (kinds or unknown is self._other):
+            there = not kinds if unknown is self._other.get(True) else kinds or unknown is not self._raised
+            if "error" not in kinds and there:
                 self._count(unknown[:1], unknown[1])
         calls = sorted((c for c in told if c.times), key=lambda c: (c.library != ANY, -c.times, c.lines[:1]))
         calls.sort(key=lambda c: c.findings[-1].kind in ("chosen", "note"))  # what ended nothing, last
@@ -263,8 +264,7 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     holds = methodcaller("holds", arch, environment, seen - {_EXCLUDED.get(one) for one in seen})
     apart = unlike(environment)
     for call in calls:
-        meant = (_meant(finding, arch, holds, apart) for finding in call.findings)
-        if findings := tuple(finding for finding in meant if finding is not None):
+        if findings := tuple(filter(None, (_meant(one, arch, holds, apart) for one in call.findings))):
             yield call._replace(findings=findings)
 
 
