@@ -184,7 +184,8 @@ def versions_of(component: str, *specs: str) -> Versions:
 def meets(facts: Mapping[str, object], wanted: str) -> bool:
     """Whether a release that is stated is one of ``torch>=2.5,<2.6``; of one that is not stated never."""
     name, spec = re.fullmatch(r"(\w+)(.+)", wanted).groups()  # type: ignore[union-attr]  # rows are written so
-    return name in facts and Version.parse(str(facts[name])) in versions_of(name, spec)
+    stated = re.match(r"v?\d{1,9}(\.\d{1,9}){0,3}(b\d{1,9})?", str(facts.get(name, "")))  # of "2.5.1+..."
+    return stated is not None and Version.parse(stated[0]) in versions_of(name, spec)
 
 
 torch = partial(versions_of, "torch")

@@ -70,10 +70,9 @@ class LoggedCall(NamedTuple):
         """What must be so and is not stated; of releases the oldest: each is the newest that says so."""
         stated = self.params.keys() | self.environment.keys()
         found: dict[str, Any] = {}
-        for name, value in (item for finding in self.findings for item in finding.supposed.items()):
-            older = name in COMPONENTS and Version.parse(value) < Version.parse(found.get(name, value))
-            if name not in found or older:
-                found[name] = value
+        for name, said in (item for finding in self.findings for item in finding.supposed.items()):
+            if name not in found or (name in COMPONENTS and Version.parse(said) < Version.parse(found[name])):
+                found[name] = said
         return {name: value for name, value in found.items() if name not in stated}
 
     @property
