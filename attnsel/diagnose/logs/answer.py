@@ -100,7 +100,7 @@ def rebuild(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Reb
     return Rebuilt(
         p,
         env,
-        bool(said - {"is_training"}) or "gpu" in {*call.environment} & where,
+        bool(said - {"is_training"}),
         tuple(sorted(said | where)),
         tuple(supposed),
         tuple(_assumed(p, env, said | where, supposed)),
@@ -283,7 +283,7 @@ def _causes(call: LoggedCall, rebuilt: Rebuilt, plain: Selection) -> Iterator[Ca
             told.setdefault(cause, []).extend(finding.candidates)
     explained = {name for f in call.findings if f.known or f.codes for name in f.candidates}
     explained -= set(call.chosen)  # it was taken, and failed: the message tells that, the rules why
-    if rebuilt.described:
+    if rebuilt.described or "gpu" in call.environment:
         chooser = library_of(call).dispatcher
         there = dispatched_by(chooser, rebuilt.params, rebuilt.environment, {}) if chooser else None
         for name in (name for name in _refused(call) if name not in explained):

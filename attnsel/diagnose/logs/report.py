@@ -12,6 +12,7 @@ from attnsel.diagnose.logs.answer import AnsweredCall, Cause, Explained, library
 from attnsel.diagnose.logs.calls import LoggedCall
 from attnsel.diagnose.logs.message import Finding
 from attnsel.environment import COMPONENTS
+from attnsel.environment.versions import component_name
 from attnsel.params import AttentionParams
 from attnsel.report.answer import paste_of, to_paste, warnings
 from attnsel.report.document import Block, Document, Facts, Item, Items, Paragraph, Ref, Section, Strong
@@ -94,17 +95,15 @@ def _facts(answer: AnsweredCall) -> Facts:
     rebuilt = answer.rebuilt
     p, env = rebuilt.params, rebuilt.environment
     lines: list[tuple[str, ...] | Item] = [(_title(answer.call),)]
-    if rebuilt.placed:
-        lines.append(tuple(environment_words(env)))
-    else:
-        versions = [f"{name} {getattr(env, name)}" for name in rebuilt.stated if name in COMPONENTS]
-        lines.append(("GPU: not in the log (say which: --gpu NAME)", *versions))
+    machine, fields = environment_words(env), {*AttentionParams.model_fields} - {"tensors"}
     if rebuilt.described and rebuilt.placed:
-        lines += [tuple(params_words(p)), *warnings(env)]
+        lines += [tuple(machine), tuple(params_words(p)), *warnings(env)]
         if rebuilt.assumed:
             lines.append((f"not in the log, assumed: {rebuilt.assumed[0]}", *rebuilt.assumed[1:]))
-    elif rebuilt.described:
-        fields = {*AttentionParams.model_fields} - {"tensors"}
+    else:  # nothing that is supposed for the rules alone
+        card = machine[0] if rebuilt.placed else "GPU: not in the log (say which: --gpu NAME)"
+        releases = (name for name in rebuilt.stated if name in COMPONENTS)
+        lines.append((card, *(f"{component_name(name)} {getattr(env, name)}" for name in releases)))
         lines.append(tuple(f"{name} {getattr(p, name)}" for name in rebuilt.stated if name in fields))
     unread = [one for one in rebuilt.unread if rebuilt.described or one.startswith(("torch = ", "gpu = "))]
     if unread:
