@@ -104,7 +104,8 @@ def _facts(answer: AnsweredCall) -> Facts:
         card = machine[0] if rebuilt.placed else "GPU: not in the log (say which: --gpu NAME)"
         releases = (name for name in rebuilt.stated if name in COMPONENTS)
         lines.append((card, *(f"{component_name(name)} {getattr(env, name)}" for name in releases)))
-        lines.append(tuple(f"{name} {getattr(p, name)}" for name in rebuilt.stated if name in fields))
+        said = rebuilt.stated if rebuilt.described else ()
+        lines.append(tuple(f"{name} {getattr(p, name)}" for name in said if name in fields))
     unread = [one for one in rebuilt.unread if rebuilt.described or one.startswith(("torch = ", "gpu = "))]
     if unread:
         lines.append((f"not used: {unread[0]}", *unread[1:]))
