@@ -22,7 +22,7 @@ from attnsel.selection.unlock import Unlock
 MOST_CALLS = 5  # shown; --json has all
 _MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔"}
 _LEADS = {"computed": "✖", "said": "?", "known": "·", "guessed": "?"}
-_EITHER = re.compile(r"; (?=(?:or|else) )")  # between what helps as well as the other
+_EITHER = re.compile(r"; (?=(?:or|else)[ ,])")  # between what helps as well as the other
 _MOST_SAID, _MOST_PASTE = 14, 6  # messages of one call, lines of one paste
 _TOLD_LAST = ("the program itself leaves this kernel out", "decoderF:", "smallkF:", "tritonflashatt")
 
