@@ -130,3 +130,12 @@ def test_every_message_can_be_reached_and_names_rules_that_exist() -> None:
                 find_rule(code)
             assert message.says.source or message.says.kind == "machine" or library.name in ("seen", "caught")
             assert message.more in get_args(More), message.more
+
+
+def test_what_says_that_a_log_names_a_card_counts_where_it_does() -> None:
+    for message in (one for library in libraries() for one in library.messages):
+        for one in message.says.variants:
+            if one.archs and re.search(
+                r"(?:names?|the log speaks of) (?:a|the) [\w ]{0,12}(?:GPU|card)", one.known
+            ):
+                assert one.named or one.seen, one.known
