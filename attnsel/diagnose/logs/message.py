@@ -86,8 +86,8 @@ class Variant(NamedTuple):
     """One meaning of words that have another one on another GPU, or in another program.
 
     "FlashAttention only supports Ampere GPUs or newer" says that a Turing card is too old, or that flash-attn
-    is too old for a Blackwell card. ``archs``: of GPUs between the two, both included; a GPU that nobody
-    named is any, unless ``named``. ``seen``, ``unseen``: whose code, or what is missing, one of which is in
+    is too old for a Blackwell card. ``archs``: of GPUs between the two, both included, that the log names;
+    ``unnamed``: or where it names none. ``seen``, ``unseen``: whose code, or what is missing, one of which is in
     the log, or none of them. ``at``: releases that the log states (vllm<0.11).
     """
 
@@ -95,16 +95,14 @@ class Variant(NamedTuple):
     fix: str
     codes: tuple[str, ...] = ()
     archs: tuple[int, int] | None = None
-    named: bool = False
+    unnamed: bool = False
     seen: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     at: tuple[str, ...] = ()
 
     def holds(self, arch: int | None, facts: Facts, seen: set[str]) -> bool:
         """In a log of this GPU and these releases, which shows these names."""
-        if self.named and arch is None:
-            return False
-        if self.archs and arch is not None and not self.archs[0] <= arch <= self.archs[1]:
+        if self.archs and not (self.unnamed if arch is None else self.archs[0] <= arch <= self.archs[1]):
             return False
         if not all(meets(facts, one) for one in self.at):
             return False
