@@ -86,9 +86,9 @@ class Variant(NamedTuple):
     """One meaning of words that have another one on another GPU, or in another program.
 
     "FlashAttention only supports Ampere GPUs or newer" says that a Turing card is too old, or that flash-attn
-    is too old for a Blackwell card. ``archs``: of GPUs between the two, both included, that the log names;
-    ``unnamed``: or where it names none. ``seen``, ``unseen``: whose code, or what is missing, one of which is in
-    the log, or none of them. ``at``: releases that the log states (vllm<0.11).
+    is too old for a Blackwell card. ``archs``: of GPUs between the two, both included, one of which the
+    log names; ``unnamed``: or where it names none. ``seen``, ``unseen``: whose code, or what is missing, one of
+    which is in the log, or none of them. ``at``: releases that the log states (vllm<0.11).
     """
 
     known: str

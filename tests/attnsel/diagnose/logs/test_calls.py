@@ -80,8 +80,8 @@ def test_a_call_and_a_machine_hold_sixty_messages() -> None:
     assert [f.text for f in found.machine] == [*map(str, range(60))]
 
 
-OLD = Variant("old", "buy", ("A1",), archs=(0, 75))
-NEW = Variant("new", "build", ("A2",), archs=(100, 129))
+OLD = Variant("old", "buy", ("A1",), archs=(0, 75), unnamed=True)
+NEW = Variant("new", "build", ("A2",), archs=(100, 129), unnamed=True)
 NAMED = Variant("named", "f", ("A3",), seen=("lib", "other"))
 ELSE = Variant("else", "g", ("A4", "A1"), unseen=("lib",))
 TORCH = Variant("torch", "t", at=("torch>=2.5,<2.5.1",))
