@@ -87,8 +87,8 @@ class Variant(NamedTuple):
 
     "FlashAttention only supports Ampere GPUs or newer" says that a Turing card is too old, or that flash-attn
     is too old for a Blackwell card. ``archs``: of GPUs between the two, both included, one of which the
-    log names; ``unnamed``: or where it names none. ``seen``, ``unseen``: whose code, or what is missing, one of
-    which is in the log, or none of them. ``at``: releases that the log states (vllm<0.11).
+    log names; ``unnamed``: or where it names none. ``seen``, ``unseen``: whose code, or what is missing, one
+    of which is in the log, or none of them. ``at``: releases that the log states (vllm<0.11).
     """
 
     known: str
