@@ -15,14 +15,16 @@ from typing import Any, get_args
 
 from attnsel.base.rows import read_rows
 from attnsel.diagnose import logs
-from attnsel.diagnose.logs.message import Finding, Message, More
+from attnsel.diagnose.logs.message import Finding, Message, More, facts_of
 from attnsel.diagnose.logs.reader import entries
 from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, likely, more, shape_of
+from attnsel.environment import Device
 from attnsel.rules import find_rule
 from records import Record
 from tables import rows_of
 
 RECORD = Path(__file__).with_name("messages.txt")
+DATA = Path(logs.__file__).parent / "data"
 LEFT_OUT = ("", (), {}, False)
 SILENT = {  # a message above it takes all its texts, or the reader takes the mark that it begins with
     "cuDNN": ["Num hidden_dim should be less than or equal to "],
@@ -111,8 +113,7 @@ def test_every_text_of_a_name_can_be_taken() -> None:
 
 
 def test_every_name_of_a_text_is_asked_for() -> None:
-    folder = Path(logs.__file__).parent
-    files = [*folder.glob("*.py"), *folder.glob("data/*.csv")]
+    files = [*DATA.parent.glob("*.py"), *DATA.glob("*.csv")]
     asked = set(re.findall(r"\{([A-Z][A-Z_0-9]+)\}", "".join(map(Path.read_text, files))))
     named = {name for row in read_rows("attnsel.diagnose.logs", "texts") for name in row["name"].split(" | ")}
     assert named - asked == set()
@@ -130,6 +131,16 @@ def test_every_message_can_be_reached_and_names_rules_that_exist() -> None:
                 find_rule(code)
             assert message.says.source or message.says.kind == "machine" or library.name in ("seen", "caught")
             assert message.more in get_args(More), message.more
+
+
+def test_every_name_that_a_meaning_asks_for_is_given_by_a_row() -> None:
+    """A name that no row gives would never hold: the meaning would be silent, or speak where it may not."""
+    rows = [row for path in DATA.glob("*.csv") for row in read_rows("attnsel.diagnose.logs", path.stem)]
+    given = {row["text"] for row in rows if row.get("part") in ("frames", "seen", "caught")}
+    given |= {one.says.environment.get("missing") for library in libraries() for one in library.messages}
+    given |= {*get_args(Device.model_fields["type"].annotation)}
+    for when in (facts_of(row["when"]) for row in rows if row.get("when")):
+        assert {*when.get("seen", ()), *when.get("unseen", ())} <= given, when
 
 
 def test_what_says_that_a_log_names_a_card_counts_where_it_does() -> None:
