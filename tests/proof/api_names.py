@@ -2,10 +2,11 @@
 
     python tests/proof/api_names.py --wheels FOLDER --mirrors FOLDER > attnsel/environment/data/names.csv
 
-``--wheels``: of transformers, diffusers and sageattention, the last wheel of each minor release (pip download
---no-deps). ``--mirrors``: git directories OWNER+NAME/repo of flash-attention, xformers, flashinfer and
-SageAttention, with their tags. A name is a row where some of the releases that are read have it and others,
-before or after, do not; one that went and came again is none, nor one that came and went with its module.
+``--wheels``: of transformers, diffusers, sageattention, torch and vllm, the last wheel of each minor release
+(pip download --no-deps; their .py files are enough). ``--mirrors``: git directories OWNER+NAME/repo of
+flash-attention, xformers, flashinfer, SageAttention and TransformerEngine, with their tags. A name is a row
+where some of the releases that are read have it and others, before or after, do not; one that went and came
+again is none, nor one that came and went with its module.
 Names are read from the sources: what a module defines and what it imports by name, arguments of functions as
 ``function(argument)``, functions of a class that others write code against with the class as their module.
 """
@@ -27,8 +28,9 @@ from pathlib import Path
 
 ABOUT = re.compile(
     r"flash|sdpa|flex_att|xformers|sage_?att|[Aa]tt(?:entio)?n|ATTENTION|ATTN|causal_mask|expand_mask|4d_"
-    r"|create_masks|repeat_kv|apply_rotary|pad_input|unpad|index_first_axis|[a-z]Cache$|top_left"
+    r"|create_masks|repeat_kv|[Rr]otary|pad_input|unpad|index_first_axis|[a-z]Cache$|top_left"
 )
+OF_HELPERS = re.compile(r"rope|ROPE|prun\w+|Kwargs")  # of modules that no model has
 PUBLIC = re.compile(r"^(?!__)(?:[A-Za-z]|_flash|_attention|_sage|_wrapped)")
 KERNELS = re.compile(r"^(?!_).*(?:Wrapper|[Aa]ttention|[Pp]refill|[Dd]ecode|merge_state|page|kv_?cache|rope)")
 MEMBERS = {"PreTrainedModel"}
@@ -37,6 +39,7 @@ OF_MEMBERS = re.compile(
 )
 CACHES = "transformers.cache_utils"
 FUNCTIONS = ("flash_attn", "_flash_attn", "sage")  # whose arguments are rows
+COPIES = {"vllm", "transformer-engine"}  # which have functions of these names of their own
 PACKAGES = {"transformers", "diffusers", "flash_attn", "xformers", "flashinfer", "sageattention"}
 MODELS = (
     "llama mistral qwen2 qwen2_vl qwen2_5_vl qwen3 gemma gemma2 phi phi3 mixtral falcon opt gpt2 gpt_neox"
@@ -45,7 +48,7 @@ MODELS += " bert bart whisper clip siglip cohere starcoder2 stablelm olmo deepse
 MODELS += " idefics2 chameleon"
 TRANSFORMERS = re.compile(
     r"transformers/(?:modeling_flash_attention_utils|modeling_attn_mask_utils|masking_utils|cache_utils"
-    r"|modeling_utils|utils/import_utils|utils/__init__|__init__"
+    r"|modeling_utils|modeling_rope_utils|pytorch_utils|processing_utils|utils/(?:import_utils|generic|__init__)|__init__"
     r"|integrations/(?:sdpa_attention|flash_attention|flex_attention|flash_paged|sdpa_paged|eager_paged|npu_flash_attention|hub_kernels|__init__)"
     rf"|models/(?:{MODELS.replace(' ', '|')})/modeling_\w+)\.py"
 )
@@ -62,6 +65,21 @@ FLASHINFER = re.compile(
     r"(?:python/)?flashinfer/(?:__init__|decode|prefill|cascade|page|rope|sparse|mla|utils|attention|pod)\.py"
 )
 SAGEATTENTION = re.compile(r"sageattention/(?:__init__|core)\.py")
+TORCH = re.compile(
+    r"torch/(?:nn/attention/\w+|backends/cuda/__init__|distributed/tensor/experimental/(?:__init__|_attention))\.py"
+)
+SDPA = re.compile(
+    rf"(?!_)(?:{ABOUT.pattern}|SDPBackend|sdp_\w+|SDPAParams|can_use_\w+|\w+_(?:sdp|mask)|causal_\w+|CausalBias|context_parallel\w*"
+    r"|BlockMask|\w*[Aa]ux\w*|FlexKernelOptions|and_masks|or_masks|noop_mask)"
+)
+VLLM = re.compile(
+    r"vllm/(?:attention/.+|v1/attention/.+|platforms/(?:__init__|interface)|vllm_flash_attn/\w+"
+    r"|model_executor/models/vision)\.py"
+)
+BACKENDS = re.compile(rf"{ABOUT.pattern}|Backend|Metadata|SLOT_ID|MLA|merge_state|(?:paged|Paged)\w+")
+TRANSFORMER_ENGINE = re.compile(
+    r"transformer_engine/pytorch/(?:__init__|attention(?:/\w+)*|softmax|constants)\.py"
+)
 INSTEAD = {
     r"flash_attn_(?:varlen_)?func|flash_attn_with_kvcache": "that of flash_attn itself",
     r"index_first_axis|(?:un)?pad_input": "that of flash_attn.bert_padding",
@@ -84,24 +102,26 @@ INSTEAD = {
     r"CrossAttention": "Attention of diffusers.models.attention_processor",
 }
 COMMITS = {"thu-ml+SageAttention": {(2, 0, 0): "d847a8f", (2, 1, 0): "dcc405e", (2, 1, 1): "4b0824d"}}
-READ = "2026-11-26"
+READ = "2026-11-29"
 HEAD = """\
 # In which releases of a package a module has a name: from `since` on, before `until`; no name: whether the
 # module is there. Made by tests/proof/api_names.py, which reads the sources of every release in `source`. An
 # argument stands in brackets behind its function; a class is the module of its functions. instead: its heir.
 package,module,name,since,until,instead,source,read"""
-_TAG = re.compile(r"v\d+(?:\.\d+){2}(?:\.post\d+)?")
+_TAG = re.compile(r"v\d+(?:\.(?:0|[1-9]\d*)){1,2}(?:\.post\d+)?")
 Release = tuple[int, ...]
 Names = dict[tuple[str, str], set[Release]]
 
 
-def names(source: str) -> Iterator[str]:
-    """What a module has."""
+def names(source: str, own: str = "") -> Iterator[str]:
+    """What a module of the package ``own`` has."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
     for node in _outside(tree):
-        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] in PACKAGES):
+        if isinstance(node, ast.ImportFrom) and (
+            node.level or (node.module or "").split(".")[0] in {own, *PACKAGES}
+        ):
             yield from (one.asname or one.name for one in node.names)
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name
@@ -139,7 +159,7 @@ def from_wheels(folder: Path, package: str, files: re.Pattern[str]) -> tuple[Nam
         releases.append(release)
         with zipfile.ZipFile(wheel) as archive:
             for path in filter(files.fullmatch, archive.namelist()):
-                for name in {"", *names(archive.read(path).decode())}:
+                for name in {"", *names(archive.read(path).decode(), package)}:
                     found[_placed(path, name)].add(release)
     return found, sorted(releases)
 
@@ -183,9 +203,15 @@ def rows(package: str, found: Names, releases: list[Release], about: re.Pattern[
         whole = found.get((module, name.partition("(")[0] if "(" in name else ""), set(releases))
         with_it = bool(name) and (min(whole), max(whole)) == (min(there), max(there))
         always = len(there) == len(releases)
-        if always or with_it or last - first + 1 != len(there) or (name and not wanted.search(name)):
+        helper = ".models." not in module and OF_HELPERS.search(name)
+        if (
+            always
+            or with_it
+            or last - first + 1 != len(there)
+            or (name and not wanted.search(name) and not helper)
+        ):
             continue
-        if "(" in name and not name.startswith(FUNCTIONS):
+        if "(" in name and (not name.startswith(FUNCTIONS) or package in COPIES):
             continue
         if (
             module == "transformers"
@@ -208,7 +234,14 @@ def main() -> None:
     given = arguments.parse_args()
     wheels, mirrors = given.wheels, given.mirrors
     sage = from_tags(mirrors / "thu-ml+SageAttention/repo", SAGEATTENTION)
-    table = [
+    table = [  # of a name without its module the last row counts
+        ("torch", from_wheels(wheels, "torch", TORCH), SDPA),
+        ("vllm", from_wheels(wheels, "vllm", VLLM), BACKENDS),
+        (
+            "transformer-engine",
+            from_tags(mirrors / "NVIDIA+TransformerEngine/repo", TRANSFORMER_ENGINE),
+            PUBLIC,
+        ),
         ("transformers", from_wheels(wheels, "transformers", TRANSFORMERS), ABOUT),
         ("diffusers", from_wheels(wheels, "diffusers", DIFFUSERS), ABOUT),
         ("sageattention", both(from_wheels(wheels, "sageattention", SAGEATTENTION), sage), PUBLIC),
