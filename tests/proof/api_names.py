@@ -66,10 +66,11 @@ FLASHINFER = re.compile(
 )
 SAGEATTENTION = re.compile(r"sageattention/(?:__init__|core)\.py")
 TORCH = re.compile(
-    r"torch/(?:nn/attention/\w+|backends/cuda/__init__|distributed/tensor/experimental/(?:__init__|_attention))\.py"
+    r"torch/(?:nn/attention/\w+|backends/cuda/__init__|distributed/tensor/experimental/(?:__init__|_attention)"
+    r"|distributed/(?:device_mesh|(?:_tensor|tensor|tensor/parallel|_composable/fsdp)/__init__))\.py"
 )
 SDPA = re.compile(
-    rf"(?!_)(?:{ABOUT.pattern}|SDPBackend|sdp_\w+|SDPAParams|can_use_\w+|\w+_(?:sdp|mask)|causal_\w+|CausalBias|context_parallel\w*"
+    rf"(?!_)(?:{ABOUT.pattern}|SDPBackend|sdp_\w+|SDPAParams|can_use_\w+|\w+_(?:sdp|mask)|causal_\w+|CausalBias|context_parallel\w*|\w*[Mm]esh|fully_shard|(?:Sequence|Context)Parallel\w*"
     r"|BlockMask|\w*[Aa]ux\w*|FlexKernelOptions|and_masks|or_masks|noop_mask)"
 )
 VLLM = re.compile(
