@@ -48,7 +48,8 @@ MODELS += " bert bart whisper clip siglip cohere starcoder2 stablelm olmo deepse
 MODELS += " idefics2 chameleon"
 TRANSFORMERS = re.compile(
     r"transformers/(?:modeling_flash_attention_utils|modeling_attn_mask_utils|masking_utils|cache_utils"
-    r"|modeling_utils|modeling_rope_utils|pytorch_utils|processing_utils|utils/(?:import_utils|generic|__init__)|__init__"
+    r"|modeling_utils|modeling_rope_utils|pytorch_utils|processing_utils|__init__"
+    r"|utils/(?:import_utils|generic|__init__)"
     r"|integrations/(?:sdpa_attention|flash_attention|flex_attention|flash_paged|sdpa_paged|eager_paged|npu_flash_attention|hub_kernels|__init__)"
     rf"|models/(?:{MODELS.replace(' ', '|')})/modeling_\w+)\.py"
 )
@@ -70,7 +71,8 @@ TORCH = re.compile(
     r"|distributed/(?:device_mesh|(?:_tensor|tensor|tensor/parallel|_composable/fsdp)/__init__))\.py"
 )
 SDPA = re.compile(
-    rf"(?!_)(?:{ABOUT.pattern}|SDPBackend|sdp_\w+|SDPAParams|can_use_\w+|\w+_(?:sdp|mask)|causal_\w+|CausalBias|context_parallel\w*|\w*[Mm]esh|fully_shard|(?:Sequence|Context)Parallel\w*"
+    rf"(?!_)(?:{ABOUT.pattern}|SDPBackend|sdp_\w+|SDPAParams|can_use_\w+|\w+_(?:sdp|mask)|causal_\w+|CausalBias"
+    r"|context_parallel\w*|\w*[Mm]esh|fully_shard|(?:Sequence|Context)Parallel\w*"
     r"|BlockMask|\w*[Aa]ux\w*|FlexKernelOptions|and_masks|or_masks|noop_mask)"
 )
 VLLM = re.compile(
@@ -204,13 +206,8 @@ def rows(package: str, found: Names, releases: list[Release], about: re.Pattern[
         whole = found.get((module, name.partition("(")[0] if "(" in name else ""), set(releases))
         with_it = bool(name) and (min(whole), max(whole)) == (min(there), max(there))
         always = len(there) == len(releases)
-        helper = ".models." not in module and OF_HELPERS.search(name)
-        if (
-            always
-            or with_it
-            or last - first + 1 != len(there)
-            or (name and not wanted.search(name) and not helper)
-        ):
+        asked = not name or wanted.search(name) or (".models." not in module and OF_HELPERS.search(name))
+        if always or with_it or last - first + 1 != len(there) or not asked:
             continue
         if "(" in name and (not name.startswith(FUNCTIONS) or package in COPIES):
             continue

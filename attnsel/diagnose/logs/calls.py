@@ -171,7 +171,8 @@ class Calls:
         for unknown in filter(None, (self._other.get(False), self._raised, self._other.get(True))):
             kinds = {one.kind for call in _with_meanings([*told], machine) for one in call.findings}
             there = not kinds if unknown is self._other.get(True) else kinds or unknown is not self._raised
-            tells = {"error", "refusal"} if "(core dumped)" in unknown[0].text else {"error"}  # the shell
+            # What a shell says of an abort comes of the refusal above it, if there is one.
+            tells = {"error", "refusal"} if "(core dumped)" in unknown[0].text else {"error"}
             if kinds.isdisjoint(tells) and there:
                 self._count(unknown[:1], unknown[1])
         calls = sorted((c for c in told if c.times), key=lambda c: (c.library != ANY, -c.times, c.lines[:1]))
