@@ -7,7 +7,7 @@ that an open call has already, and an end that the last call had too, are taken 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import methodcaller
@@ -98,8 +98,7 @@ def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 class Gathered(NamedTuple):
     """All calls, the most frequent first; ``machine``: what holds for all; ``left_out``: calls beyond the
-    most that are told apart; ``unread``: lines about attention between the first and the last texts that are
-    read."""
+    most that are told apart; ``unread``: lines that may say something, and are not read."""
 
     calls: tuple[LoggedCall, ...]
     machine: tuple[Finding, ...]
@@ -134,9 +133,8 @@ class Calls:
         told = not all(map(_may_be_none, findings))
         for finding in findings:
             if finding.library == SEEN and finding.kind == "note":
-                unknown = finding._replace(
-                    kind="error", known="{UNKNOWN}: " + finding.text, fix="{TRY_ANOTHER}"
-                )
+                known = "{UNKNOWN}: " + finding.text
+                unknown = finding._replace(kind="error", known=known, fix="{TRY_ANOTHER}")
                 self._raised = self._raised if told else (unknown._replace(library=ANY), entry)
             elif finding.kind in ("machine", "setting"):
                 if len(self._machine) < _MOST_IN_CALL:
@@ -343,8 +341,8 @@ def _identity(finding: Finding) -> str:
     return f"{finding.library}|{finding.kind}|{finding.text}|{finding.candidates}|{facts}"
 
 
-# Different texts that are read at a log's beginning and end: each takes 1 to 3 ms, what repeats nothing.
-FIRST_TEXTS, LAST_TEXTS = 450, 200
+# Texts that are read at a log's beginning and end, 1 to 3 ms each, and of one shape that says nothing.
+FIRST_TEXTS, LAST_TEXTS, ENOUGH = 450, 200, 20
 
 
 def gather(lines: Iterable[str]) -> Gathered:
@@ -370,15 +368,18 @@ def gather(lines: Iterable[str]) -> Gathered:
         if found:
             calls.add(entry, found)
 
-    told, last, unread = set[int](), deque[Entry](maxlen=LAST_TEXTS), 0
+    told, last, unread, quiet = set[int](), deque[Entry](maxlen=LAST_TEXTS), 0, Counter[int]()
     for entry in entries(lines, gate(), more):
-        text = hash(entry.text)
+        text, shape = hash(entry.text), hash(shape_of(entry.text))
+        if quiet[shape] >= ENOUGH:
+            continue
         if text not in told and len(told) >= FIRST_TEXTS:
             unread += len(last) == LAST_TEXTS
             last.append(entry)
         else:
             told.add(text)
             take(entry)
+            quiet[shape] += not findings(entry.text)
     for entry in last:
         take(entry)
     return calls.gathered()._replace(unread=unread)

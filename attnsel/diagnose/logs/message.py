@@ -255,13 +255,7 @@ def _message(
         near=_NEAR if row["near"] == "yes" else int(row["near"] or 0),
     )
     if row["when"]:
-        meanings = tuple(
-            Variant(
-                _whole(one["known"]), _whole(one["fix"]), tuple(one["codes"].split()), **facts_of(one["when"])
-            )
-            for one in rows
-        )
-        says = says._replace(known="", fix="", codes=(), variants=meanings)
+        says = says._replace(known="", fix="", codes=(), variants=tuple(map(_variant, rows)))
     name = row["reader"] or reader
     return Message(
         says,
@@ -271,6 +265,11 @@ def _message(
         row["more"],  # type: ignore[arg-type]  # and this one against More
         readers[name] if name else None,
     )
+
+
+def _variant(row: Mapping[str, str]) -> Variant:
+    codes = tuple(row["codes"].split())
+    return Variant(_whole(row["known"]), _whole(row["fix"]), codes, **facts_of(row["when"]))
 
 
 _rows = cache(partial(read_rows, "attnsel.diagnose.logs"))

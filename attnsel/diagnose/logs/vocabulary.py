@@ -133,12 +133,12 @@ def likely(shape: str) -> tuple[tuple[Library, tuple[Message, ...]], ...]:
 @cache
 def gate() -> tuple[str, ...]:
     """A few words in lower case, one of which is in every line that any message is about."""
-    told = (message for library in libraries() for message in library.messages)
-    left = {quick.lower() for message in told for quick in message.quicks}
-    inside = {quick: set(re.findall(r"[a-z]{4,}", quick)) or {quick} for quick in left}
-    words: list[str] = []
-    while left:
-        counted = Counter(word for quick in left for word in inside[quick])
-        words.append(max(counted, key=lambda word: (counted[word], word)))
-        left = {quick for quick in left if words[-1] not in quick}
+    quicks = sorted({quick.lower() for lib in libraries() for one in lib.messages for quick in one.quicks})
+    inside = [re.findall(r"[a-z]{4,}", quick) or [quick] for quick in quicks]
+    often = Counter(word for words in inside for word in set(words))
+    chosen = Counter(max(words, key=lambda word: (often[word], word)) for words in inside)
+    words = list[str]()
+    for word, _ in chosen.most_common():
+        if not any(shorter in word for shorter in words):
+            words.append(word)
     return tuple(words)

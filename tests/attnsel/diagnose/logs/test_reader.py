@@ -108,3 +108,10 @@ def test_of_endless_different_texts_both_ends_are_read(monkeypatch: pytest.Monke
     assert found.calls
     assert found.unread == 5
     assert not gather([*noise, lost, "attention 10", "attention 11"]).calls
+
+
+def test_steps_that_differ_by_their_numbers_take_no_place() -> None:
+    steps = [f"train: step {n} loss {n / 7:.4f} grad_norm {n / 3:.3f} tokens/s {n}" for n in range(900)]
+    found = gather([*steps, "RuntimeError: FlashAttention only supports Ampere GPUs or newer.", *steps])
+    assert found.calls
+    assert not found.unread
