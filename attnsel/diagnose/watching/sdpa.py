@@ -423,9 +423,8 @@ def _finish(recorder: Recorder) -> None:
     made, scripted = recorder.state.pop("compiled")
     for line in made.lines():
         recorder.cannot_see(line)
-    if _scripted() > scripted or any(
-        issubclass(type(one), torch.jit.ScriptModule) for one in gc.get_objects()
-    ):
+    kinds = {*map(type, gc.get_objects())}  # few, where objects are a million
+    if _scripted() > scripted or any(issubclass(kind, torch.jit.ScriptModule) for kind in kinds):
         recorder.cannot_see("TorchScript was there: what its functions and modules run inside passes no hook")
 
 
