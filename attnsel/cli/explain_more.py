@@ -257,7 +257,7 @@ def explain_log(path: Path, question: Question, short: bool, form: Form) -> int:
             )
     if found.unread:
         complain(
-            f"{found.unread} lines in the middle, each of them another one, were not read: "
+            f"{found.unread} lines in the middle, all different, were not read: "
             "give the part that matters by itself for these"
         )
     if not found.calls:

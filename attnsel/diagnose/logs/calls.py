@@ -359,7 +359,7 @@ def gather(lines: Iterable[str]) -> Gathered:
             found += [one for one in said if not any(one.text in other for other in others)]
         return tuple(found)
 
-    def take(entry: Entry) -> None:
+    def take(entry: Entry) -> bool:
         found = findings(entry.text)
         if entry.below and len(told) < 500 and not any(map(_tells, found)):  # a terminal wraps lines
             both = findings(f"{entry.text} {entry.below.strip()}")
@@ -367,6 +367,7 @@ def gather(lines: Iterable[str]) -> Gathered:
                 found = both
         if found:
             calls.add(entry, found)
+        return bool(found)
 
     told, last, unread, quiet = set[int](), deque[Entry](maxlen=LAST_TEXTS), 0, Counter[int]()
     for entry in entries(lines, gate(), more):
@@ -378,8 +379,7 @@ def gather(lines: Iterable[str]) -> Gathered:
             last.append(entry)
         else:
             told.add(text)
-            take(entry)
-            quiet[shape] += not findings(entry.text)
+            quiet[shape] += not take(entry)
     for entry in last:
         take(entry)
     return calls.gathered()._replace(unread=unread)

@@ -423,8 +423,9 @@ def _finish(recorder: Recorder) -> None:
     made, scripted = recorder.state.pop("compiled")
     for line in made.lines():
         recorder.cannot_see(line)
-    kinds = {*map(type, gc.get_objects())}  # few, where objects are a million
-    if _scripted() > scripted or any(issubclass(kind, torch.jit.ScriptModule) for kind in kinds):
+    if _scripted() > scripted or any(
+        issubclass(kind, torch.jit.ScriptModule) for kind in {*map(type, gc.get_objects())}
+    ):  # their types are few, where objects are a million
         recorder.cannot_see("TorchScript was there: what its functions and modules run inside passes no hook")
 
 

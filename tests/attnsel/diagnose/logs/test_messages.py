@@ -108,7 +108,7 @@ def test_each_text_is_read_behind_what_programs_put_before_lines() -> None:
     for row, log in product(rows_of(__file__, "prefixes.csv"), texts()):
         lines = [row["prefix"].replace("ESC", chr(27)) + line for line in log]
         told = ([one.text for one in entries(way, gate(), more)] for way in (log, lines))
-        plain, behind = (" ".join(filter(may_say, lines)) for lines in told)
+        plain, behind = (" ".join(filter(may_say, read)) for read in told)
         assert re.findall(r"[^\s|-]+", behind) == re.findall(r"[^\s|-]+", plain), row
 
 
