@@ -166,6 +166,16 @@ def _prefixes() -> re.Pattern[str]:
     return re.compile(rf"\s*(?:{'|'.join(ways)})")
 
 
+def shape_of(text: str) -> str:
+    """A text with one figure for each number: the steps of a log print one shape over and over."""
+    return re.sub(r"\d+", "0", text)
+
+
+def latin(text: str) -> list[str]:
+    """What stands between other scripts: a message in a sentence of Chinese has no space around it."""
+    return re.findall(r"[!-~][ -~]*[!-~]", text)
+
+
 @lru_cache(maxsize=4)  # a line is asked for as the one below another, and then itself
 def without_prefix(line: str) -> tuple[str, str]:
     """A line without colours and prefixes, and the stream that a prefix names."""

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from attnsel.diagnose.logs.message import Finding, Variant, elsewhere, for_this_log
 from attnsel.diagnose.logs.reader import Entry, entries
-from attnsel.diagnose.logs.vocabulary import gate, likely, more, shape_of
+from attnsel.diagnose.logs.vocabulary import gate, likely, more
+from attnsel.diagnose.text_files import latin, shape_of
 from attnsel.environment import COMPONENTS, Device, describe_device
 from attnsel.environment.mentions import the_card
 from attnsel.environment.versions import Version
@@ -365,6 +366,10 @@ def gather(lines: Iterable[str]) -> Gathered:
             both = findings(f"{entry.text} {entry.below.strip()}")
             if any(map(_tells, both)) and not any(map(_tells, findings(entry.below))):
                 found = both
+        if not entry.text.isascii():
+            parts = (one for part in latin(entry.text) for one in findings(part) if one not in found)
+            told_of = any(map(_tells, found))
+            found += tuple(one for one in parts if one.library == SEEN or (_tells(one) and not told_of))
         if found:
             calls.add(entry, found)
         return bool(found)

@@ -15,6 +15,7 @@ from itertools import groupby, islice
 from attnsel.base.rows import read_rows
 from attnsel.diagnose.logs import parsers
 from attnsel.diagnose.logs.message import Facts, Finding, Message, More, Variant, facts_of, messages
+from attnsel.diagnose.text_files import shape_of
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,6 @@ def _going_on() -> dict[str, More]:
 def more(line: str) -> More:
     """Which of the lines that follow ``line`` belong to it."""
     return next((how for quick, how in _going_on().items() if quick in line), "")
-
-
-def shape_of(text: str) -> str:
-    """A text with one figure for each number: the steps of a log print one shape over and over."""
-    return re.sub(r"\d+", "0", text)
 
 
 @cache
