@@ -322,7 +322,8 @@ def change_item(change: Change, found: Comparison) -> Item:
         ("now", change.before.kernel, change.keeps_away_now),
     ):
         if reasons:
-            told.append((f"{when}: " if same else f"against {kernel} {when}: ", _reasons(reasons)))
+            said = joined(Ref(why.code) if why.code else why.text for why in reasons)
+            told.append((f"{when}: " if same else f"against {kernel} {when}: ", said))
     below: list[Block] = [Item(" · ".join(words)) for words in merged_words(change.questions)]
     below += [Item(joined(told, "; "))] if told else []
     return Item(head, below=tuple(below))
@@ -333,10 +334,6 @@ def outcome_words(outcome: Outcome) -> tuple[Inline, ...]:
         return ("nothing",)
     more = [*outcome.adaptations, *outcome.known_bugs]
     return (Code(outcome.kernel), f" ({', '.join(more)})" if more else "")
-
-
-def _reasons(reasons: Iterable[Why]) -> Inline:
-    return joined(Ref(why.code) if why.code else why.text for why in reasons)
 
 
 def merged_words(questions: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:

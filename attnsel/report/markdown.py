@@ -110,12 +110,8 @@ def link(said: str, address: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are Markdown already. A bar parts cells even within code."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in cells)} |" for cells in lines)
-
-
-def _cell(said: str) -> str:
-    return _BAR.sub(r"\|", said)
+    lines = ([_BAR.sub(r"\|", cell) for cell in cells] for cells in (head, ["---"] * len(head), *rows))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _longest_run(text: str) -> int:

@@ -66,7 +66,8 @@ def verdict(plan: ModelPlan) -> str:
     calls, other = plan.layers.calls, plan.layers.other
     others = sum(len(each.layers) for each in other)
     name = plan.layers.model_type or "This model"
-    text = f"{name}: {_layers(layer_count(calls))} of attention, {_kinds(len(calls))}"
+    kinds = "all alike" if len(calls) == 1 else f"of {len(calls)} kinds"
+    text = f"{name}: {_layers(layer_count(calls))} of attention, {kinds}"
     text += f", and {others} of another kind" if others else ""
     slow = [cell for cell in plan.cells if cell.kernel is None or cell.slow]
     if not plan.cells:
@@ -76,10 +77,6 @@ def verdict(plan: ModelPlan) -> str:
     where = layer_count(cell.call for cell in slow)
     phases = ", ".join(dict.fromkeys(cell.phase for cell in slow))
     return f"{text}; {_layers(where)} on a slow path ({phases})."
-
-
-def _kinds(count: int) -> str:
-    return "all alike" if count == 1 else f"of {count} kinds"
 
 
 def _layers(count: int) -> str:

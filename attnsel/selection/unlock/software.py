@@ -282,7 +282,7 @@ def _parts(versions: Mapping[str, Version]) -> tuple[tuple[str, Version], ...]:
 
 
 if TYPE_CHECKING:
-    from attnsel.verdicts.reasons import Candidate, Reason
+    from attnsel.verdicts.reasons import Candidate
 
     Judge = Callable[[str, Scenario], Candidate]
 
@@ -431,17 +431,13 @@ def _needed(
     without = software.env.derive(**{component: old})
     against = judge(name, question._replace(env=without)).reasons
     # Beside them may stand what an adaptation answers once the rest is there.
-    asking = [reason for reason in against if _reads(reason, component)] or against
+    reads = [one for one in against if isinstance(one.rule, Rule) and [*one.rule.edges(component)]]
+    asking = reads or against
     codes = dict.fromkeys(reason.code for reason in asking)
     if not codes:
         return ""
     bound = f"below {old}" if wanted[component] < old else f"≥ {wanted[component]}"
     return f"{component_name(component)} {bound} is needed by {', '.join(list(codes)[:2])}"
-
-
-def _reads(reason: Reason, component: str) -> bool:
-    """Whether the rule may say something else of another version."""
-    return isinstance(reason.rule, Rule) and any(True for _ in reason.rule.edges(component))
 
 
 def _why_torch(before: Environment, wanted: Wanted, build: Build) -> str:
