@@ -125,7 +125,7 @@ class Calls:
         self._counts: dict[str, LoggedCall] = {}
         self._machine: dict[str, Finding] = {}
         self._left_out = 0
-        self._other: dict[bool, tuple[Finding, Entry]] = {}  # last errors that are none's (True: or a row's)
+        self._other: dict[bool, list[tuple[Finding, Entry]]] = {False: [], True: []}  # of none, or a row
         self._raised: tuple[Finding, Entry] | None = None  # the last exception that no message is about
 
     def add(self, entry: Entry, findings: Sequence[Finding]) -> None:
@@ -150,7 +150,7 @@ class Calls:
             elif finding.near and entry.number - stream.frames.get(finding.library, _NONE) >= finding.near:
                 stream.waiting = [*stream.waiting, (entry, finding)][-_SHOWN:]
             elif finding.library == ANY:
-                self._other[told] = finding, entry
+                self._other[told] = [(finding, entry), *self._other[told]][:_SHOWN]
             elif finding.kind in ("chosen", "error"):
                 self._end(stream, finding, entry)
             elif finding.kind == "note" and not stream.open:
@@ -167,9 +167,9 @@ class Calls:
         self._drop_told_twice()
         told = self._counts.values()
         machine = _with_card([*self._machine.values()], [*told])
-        for unknown in filter(None, (self._other.get(False), self._raised, self._other.get(True))):
+        for unknown in filter(None, (*self._other[False], self._raised, *self._other[True])):
             kinds = {one.kind for call in _with_meanings([*told], machine) for one in call.findings}
-            there = not kinds if unknown is self._other.get(True) else kinds or unknown is not self._raised
+            there = not kinds if unknown in self._other[True] else kinds or unknown is not self._raised
             # What a shell says of an abort comes of the refusal above it, if there is one.
             tells = {"error", "refusal"} if "(core dumped)" in unknown[0].text else {"error"}
             if kinds.isdisjoint(tells) and there:
@@ -367,9 +367,9 @@ def gather(lines: Iterable[str]) -> Gathered:
             if any(map(_tells, both)) and not any(map(_tells, findings(entry.below))):
                 found = both
         if not entry.text.isascii():
-            parts = (one for part in latin(entry.text) for one in findings(part) if one not in found)
-            told_of = any(map(_tells, found))
-            found += tuple(one for one in parts if one.library == SEEN or (_tells(one) and not told_of))
+            silent, parts = not any(map(_tells, found)), map(findings, latin(entry.text))
+            said = (one for part in parts for one in part if one not in found)
+            found += tuple(one for one in said if one.library == SEEN or (silent and _tells(one)))
         if found:
             calls.add(entry, found)
         return bool(found)
