@@ -83,7 +83,7 @@ def test_the_wheel_holds_the_tree(wheel, tree):
     gpu_tests = {path.relative_to(tree).as_posix() for path in (tree / "tests/gpu").glob("*.py")}
     assert gpu_tests < suite
     assert not [name for name in suite if "proof" in name]
-    assert wheel.stat().st_size < 2_400_000  # 950 KB of it are what logs say
+    assert wheel.stat().st_size < 2_450_000  # 1.1 MB of it are what logs say
 
 
 def test_what_prove_starts_needs_nothing_that_is_not_in_the_wheel(wheel, tmp_path):
