@@ -117,19 +117,18 @@ def test_the_rest_of_a_log_decides_what_is_meant(
     assert [f.text for f in found.machine] == ["m"], "what was seen is nothing of the machine"
 
 
+def test_of_errors_that_are_nobodys_the_last_that_holds_is_told() -> None:
+    found = gathered((1, "!aattention"), (2, "!battention"), b={"variants": (NAMED,)})
+    assert [call.findings[-1].text for call in found.calls] == ["a"]
+
+
 def test_a_question_is_rebuilt_from_what_is_said_and_supposed() -> None:
     machine = [
         Finding("m", "machine", "1", environment={"torch": "2.6.0", "gpu": "A100"}),
         Finding("m", "machine", "2", environment={"torch": "2.5.1"}),
     ]
-    said = Finding(
-        "PyTorch",
-        "error",
-        "b",
-        {"head_dim_qk": 72, "num_heads": -3},
-        {},
-        {"cudnn": "9.7.0", "deterministic": True},
-    )
+    given, supposed = {"head_dim_qk": 72, "num_heads": -3}, {"cudnn": "9.7.0", "deterministic": True}
+    said = Finding("PyTorch", "error", "b", given, {}, supposed)
     call = LoggedCall((said._replace(unread=("z = 1", "z = 1")),), 1, ())
     made = rebuild(call, machine, Stated({"max_seqlen_q": 77}, {"cudnn": "9.9.0"}))
     assert (made.params.head_dim_qk, made.params.max_seqlen_q, made.params.deterministic) == (72, 77, True)

@@ -115,3 +115,9 @@ def test_steps_that_differ_by_their_numbers_take_no_place() -> None:
     found = gather([*steps, "RuntimeError: FlashAttention only supports Ampere GPUs or newer.", *steps])
     assert found.calls
     assert not found.unread
+
+
+def test_a_message_within_a_sentence_of_another_script_is_read() -> None:
+    said = "FlashAttention only supports Ampere GPUs or newer."
+    (alone,), (within,) = (gather([line]).calls for line in (said, f"运行时报错{said}，请问怎么解决"))
+    assert alone.findings[-1].known == within.findings[-1].known
