@@ -366,7 +366,7 @@ def gather(lines: Iterable[str]) -> Gathered:
             both = findings(f"{entry.text} {entry.below.strip()}")
             if any(map(_tells, both)) and not any(map(_tells, findings(entry.below))):
                 found = both
-        if not entry.text.isascii():
+        if len(entry.text) < 2000 and not entry.text.isascii():
             silent, parts = not any(map(_tells, found)), map(findings, latin(entry.text))
             said = (one for part in parts for one in part if one not in found)
             found += tuple(one for one in said if one.library == SEEN or (silent and _tells(one)))
