@@ -125,7 +125,7 @@ class Calls:
         self._counts: dict[str, LoggedCall] = {}
         self._machine: dict[str, Finding] = {}
         self._left_out = 0
-        self._other: dict[bool, list[tuple[Finding, Entry]]] = {False: [], True: []}  # of none, or a row
+        self._other: dict[bool, list[tuple[Finding, Entry]]] = {False: [], True: []}  # last ones of ANY
         self._raised: tuple[Finding, Entry] | None = None  # the last exception that no message is about
 
     def add(self, entry: Entry, findings: Sequence[Finding]) -> None:
