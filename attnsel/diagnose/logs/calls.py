@@ -259,8 +259,10 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     device = describe_device(card) if card else Device()  # of several nobody says which one it was
     arch, kind = device.arch or None, device.type if card else ""
     missing = environment.get("missing") or ()
-    seen = {kind, *(finding.text for finding in told if finding.library == SEEN)}
-    seen |= {missing} if isinstance(missing, str) else set(missing)
+    absent = [missing] if isinstance(missing, str) else missing
+    seen = {kind, *absent, *(finding.text for finding in told if finding.library == SEEN)}
+    kinds = [finding.kind for call in calls for finding in call.findings]
+    seen |= {"warnings alone"} if kinds.count("note") > 1 and {*kinds} <= {"note", "chosen"} else set()
     holds = methodcaller("holds", arch, environment, seen - {_EXCLUDED.get(one) for one in seen})
     apart = unlike(environment)
     for call in calls:

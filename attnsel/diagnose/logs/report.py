@@ -24,7 +24,7 @@ _MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔"}
 _LEADS = {"computed": "✖", "said": "?", "known": "·", "guessed": "?"}
 _EITHER = re.compile(r"; (?=(?:or|else)[ ,])")  # between what helps as well as the other
 _MOST_SAID, _MOST_PASTE = 14, 6  # messages of one call, lines of one paste
-_TOLD_LAST = ("the program itself leaves this kernel out", "decoderF:", "smallkF:", "tritonflashatt")
+_TOLD_LAST = ("the program itself leaves", "decoderF:", "smallkF:", "tritonflash", "the operator begins")
 
 
 def log_document(explained: Explained) -> Document:
@@ -33,10 +33,8 @@ def log_document(explained: Explained) -> Document:
     if len(explained.answers) == 1:
         blocks: list[Block] = [Paragraph(Strong(_verdict(answers[0]))), *_parts(answers[0])]
     else:
-        total, different = sum(answer.call.times for answer in explained.answers), len(explained.answers)
-        blocks = [Paragraph(Strong(f"{total} attention calls in this log, {different} different."))]
-        for number, answer in enumerate(answers, 1):
-            blocks.append(Section(_verdict(answer), tuple(_parts(answer)), number))
+        blocks = [Paragraph(Strong(f"{len(explained.answers)} things in this log are about attention."))]
+        blocks += [Section(_verdict(one), tuple(_parts(one)), n) for n, one in enumerate(answers, 1)]
     rest = _rest(explained)
     return Document((*blocks, *([Paragraph(rest)] if rest else [])))
 
