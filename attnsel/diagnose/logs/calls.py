@@ -261,8 +261,9 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     missing = environment.get("missing") or ()
     absent = [missing] if isinstance(missing, str) else missing
     seen = {kind, *absent, *(finding.text for finding in told if finding.library == SEEN)}
-    kinds = [finding.kind for call in calls for finding in call.findings]
-    seen |= {"warnings alone"} if kinds.count("note") > 1 and {*kinds} <= {"note", "chosen"} else set()
+    loud = (one for one in told if one.kind not in ("machine", "setting", "chosen"))
+    fixes = [v.fix if one.kind == "note" else "" for one in loud for v in one.variants or (one,)]
+    seen |= {"warnings alone"} if len(fixes) > 1 and all(f.startswith("nothing") for f in fixes) else set()
     holds = methodcaller("holds", arch, environment, seen - {_EXCLUDED.get(one) for one in seen})
     apart = unlike(environment)
     for call in calls:

@@ -24,7 +24,7 @@ _MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔"}
 _LEADS = {"computed": "✖", "said": "?", "known": "·", "guessed": "?"}
 _EITHER = re.compile(r"; (?=(?:or|else)[ ,])")  # between what helps as well as the other
 _MOST_SAID, _MOST_PASTE = 14, 6  # messages of one call, lines of one paste
-_TOLD_LAST = ("the program itself leaves", "decoderF:", "smallkF:", "tritonflash", "the operator begins")
+_TOLD_LAST = ("the program itself leaves", "decoder", "smallk", "tritonflash", "fa3", "the operator begins")
 
 
 def log_document(explained: Explained) -> Document:
@@ -35,8 +35,7 @@ def log_document(explained: Explained) -> Document:
     else:
         blocks = [Paragraph(Strong(f"{len(explained.answers)} things in this log are about attention."))]
         blocks += [Section(_verdict(one), tuple(_parts(one)), n) for n, one in enumerate(answers, 1)]
-    rest = _rest(explained)
-    return Document((*blocks, *([Paragraph(rest)] if rest else [])))
+    return Document((*blocks, *(Paragraph(rest) for rest in [_rest(explained)] if rest)))
 
 
 def short_log_document(explained: Explained) -> Document:
