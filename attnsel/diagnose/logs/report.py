@@ -24,7 +24,9 @@ _MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔"}
 _LEADS = {"computed": "✖", "said": "?", "known": "·", "guessed": "?"}
 _EITHER = re.compile(r"; (?=(?:or|else)[ ,])")  # between what helps as well as the other
 _MOST_SAID, _MOST_PASTE = 14, 6  # messages of one call, lines of one paste
-_TOLD_LAST = ("the program itself leaves", "decoder", "smallk", "tritonflash", "fa3", "the operator begins")
+_TOLD_LAST = re.compile(
+    "the program itself leaves|decoderF:|smallkF:|tritonflash|(fa3F: )?the operator begins"
+)
 
 
 def log_document(explained: Explained) -> Document:
@@ -76,7 +78,7 @@ def _verdict(answer: AnsweredCall) -> str:
 def _deciding(answer: AnsweredCall) -> Cause | None:
     """The cause that is the verdict; that a kernel was left out or is for other calls is the last."""
     order = ("known", "computed", "guessed", "said")
-    told = sorted(answer.causes, key=lambda c: (c.text.startswith(_TOLD_LAST), order.index(c.how)))
+    told = sorted(answer.causes, key=lambda c: (bool(_TOLD_LAST.match(c.text)), order.index(c.how)))
     return told[0] if told else None
 
 
