@@ -24,9 +24,7 @@ _MARKS = {"refusal": "✖", "error": "✖", "chosen": "✔"}
 _LEADS = {"computed": "✖", "said": "?", "known": "·", "guessed": "?"}
 _EITHER = re.compile(r"; (?=(?:or|else)[ ,])")  # between what helps as well as the other
 _MOST_SAID, _MOST_PASTE = 14, 6  # messages of one call, lines of one paste
-_TOLD_LAST = re.compile(
-    "the program itself leaves|decoderF:|smallkF:|tritonflash|(fa3F: )?the operator begins"
-)
+_TOLD_LAST = re.compile("the program itself|decoderF:|smallkF:|tritonflash|(fa3F: )?the operator begins")
 
 
 def log_document(explained: Explained) -> Document:
