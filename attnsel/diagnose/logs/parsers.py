@@ -247,12 +247,13 @@ def operator(match: re.Match[str]) -> Facts | None:
     if not (reasons := [one for one in told if not one.startswith("HINT")] or told):
         return None
     shared = [r for s in ("device=", "xFormers", "requires .*>=? .8,") for r in reasons if re.match(s, r)][:1]
+    shared += [r for r in reasons if shared and shared[0].startswith("requires") and r.startswith("bf16 is")]
     name, meant = match["operator"], [_meaning("image_models", "xformers", r) for r in shared or reasons]
     return {
         "text": f"{name}: " + "; ".join(dict.fromkeys(reasons)),
         "candidates": tuple(mine for start, mine in _CANDIDATES.items() if name.startswith(start)),
         "known": ("" if shared else f"{name}: ") + "; ".join(dict.fromkeys(one.known for one in meant)),
         "fix": "; ".join(dict.fromkeys(one.fix for one in meant if one.fix)),
-        "codes": tuple(dict.fromkeys(code for one in meant for code in one.codes)),
+        "codes": () if shared else tuple(dict.fromkeys(code for one in meant for code in one.codes)),
         "environment": {name: value for one in meant for name, value in one.environment.items()},
     }
