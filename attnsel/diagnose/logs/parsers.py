@@ -201,12 +201,7 @@ def kernel_name(match: re.Match[str]) -> Facts:
 _TENSOR = re.compile(r"\b(query|key|value)\s*: shape=\(([\d, ]{1,80})\) \((torch\.\w{1,20})\)")
 _BIAS = re.compile(r"attn_bias\s*: <class '(?:[\w.]{1,120}\.)?(\w{1,120})'>")
 _DROPOUT = re.compile(r"\bp\s*: ([01](?:\.\d{1,20})?)\b")
-_CANDIDATES = {
-    "fa2": "flash_attn.2",
-    "flshatt": "flash_attn.2",
-    "fa3": "flash_attn.3",
-    "cutlass": "sdpa.efficient",
-}
+_CANDIDATES = {"fa2": "flash_attn.2", "flsh": "flash_attn.2", "fa3": "flash_attn.3", "cut": "sdpa.efficient"}
 
 
 def tensors(match: re.Match[str]) -> Facts:
