@@ -31,6 +31,7 @@ _BEFORE, _CHAIN = 12, 150  # lines: of an error pasted before its frame, of one 
 _NONE = -1000  # the line of a frame that is not there
 _EXCLUDED = {"cuda": "mac", "WSL": "windows"}  # no Mac has a card of NVIDIA's, and WSL is Linux
 _ABSENT = ("No module named", "cannot import name", "HTTP Error 40")  # of what is only tried first
+_NO_ERROR = "no line of an error"  # what a note says where warnings are all that a log has
 ANY = "attention"  # the library of errors that are told only where no other is known
 
 
@@ -175,7 +176,10 @@ class Calls:
             if kinds.isdisjoint(tells) and there:
                 self._count(unknown[:1], unknown[1])
         calls = sorted((c for c in told if c.times), key=lambda c: (c.library != ANY, -c.times, c.lines[:1]))
-        calls.sort(key=lambda c: c.findings[-1].kind in ("chosen", "note"))  # what ended nothing, last
+        # What ended nothing stands last, and behind it that no line is an error.
+        calls.sort(
+            key=lambda c: (c.findings[-1].kind in ("chosen", "note"), c.findings[-1].text == _NO_ERROR)
+        )
         meant = tuple(_notes_behind_errors(_one_incident(_with_meanings(calls, machine))))
         return Gathered(meant, tuple(one for one in machine if one.library != SEEN), self._left_out)
 
