@@ -313,6 +313,8 @@ def outcome(call: str) -> str:
         return f"{type(error).__name__} {error.field} = {error.value}".splitlines()[0] + f" | {of}".rstrip(
             " |"
         )
+    except AssertionError:  # python -m pytest knows attnsel's files, and writes values behind it
+        return "AssertionError"
     except Exception as error:
         return " ".join([type(error).__name__, *re.findall(r"(?<!\w)-?\d+\b", str(error))])
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from itertools import groupby
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -227,12 +227,12 @@ def messages(
 
     The columns are fields of Finding and of Message: ``does`` is its kind, ``issue`` its link, of several
     quick texts " | " stands between, of codes and candidates a space, and ``params``, ``environment``,
-    ``supposed`` and ``when`` are Python literals (dtype='fp32'; softcap=50.0). Rows of one text are its
-    meanings (Variant), ``when`` says which holds. What rows share has its name in braces: ``data/texts.csv``.
+    ``supposed`` and ``when`` are Python literals (dtype='fp32'; softcap=50.0). A row that does "or" is one more
+    meaning (Variant) of the message above it. What rows share has its name in braces: ``data/texts.csv``.
     """
-    rows = (defaultdict(str, row) for row in _rows(file) if row["part"] == part)  # no file has all columns
-    alike = groupby(rows, key=lambda row: (row["does"], row["quick"], row["pattern"]))
-    return tuple(_message(library, list(same), readers, reader) for _, same in alike)
+    rows = [defaultdict(str, row) for row in _rows(file) if row["part"] == part]  # no file has all columns
+    begins = [place for place, row in enumerate(rows) if row["does"] != "or"]
+    return tuple(_message(library, rows[a:b], readers, reader) for a, b in pairwise((*begins, len(rows))))
 
 
 def _message(

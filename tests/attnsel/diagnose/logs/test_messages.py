@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import groupby, pairwise, product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -120,16 +120,17 @@ def test_every_message_speaks_in_a_text_of_the_record() -> None:
         assert silent == (SILENT.get(library.name, []) if silent else []), library.name
 
 
-def test_meanings_of_one_message_stand_together_and_the_general_one_last() -> None:
-    """A row between two of them parts them, and one behind a meaning that always holds never speaks."""
-    for name in {path.stem for path in DATA.glob("*.csv")} - {"texts", "libraries", "elsewhere"}:
-        rows = [r for r in read_rows("attnsel.diagnose.logs", name) if r["does"] != "machine"]
-        keys = [(r["part"], r["does"], r.get("quick"), r.get("pattern")) for r in rows]
-        parted = [a for a, b, c in zip(keys, keys[1:], keys[2:], strict=False) if a == c != b]
-        general = [
-            a for (a, r), (b, _) in pairwise(zip(keys, rows, strict=True)) if a == b and not r.get("when")
-        ]
-        assert not parted + general, name
+def test_each_meaning_has_a_message_above_it_and_none_stands_behind_one_that_always_holds() -> None:
+    """What is the message's own (its pattern, whom it refuses) is said once, where it stands."""
+    meaning = {"part", "does", "known", "fix", "codes", "when", "source", "read"}
+    for path in DATA.glob("*.csv"):
+        above: dict[str, str] = {}
+        for row in read_rows("attnsel.diagnose.logs", path.stem):
+            if row.get("does") == "or":
+                assert above["part"] == row["part"], row
+                assert above.get("when"), row
+                assert {name for name, cell in row.items() if cell} <= meaning, row
+            above = row
 
 
 def test_every_text_of_a_name_can_be_taken() -> None:
