@@ -227,8 +227,8 @@ def messages(
 
     The columns are fields of Finding and of Message: ``does`` is its kind, ``issue`` its link, of several
     quick texts " | " stands between, of codes and candidates a space, and ``params``, ``environment``,
-    ``supposed`` and ``when`` are Python literals (dtype='fp32'; softcap=50.0). A row that does "or" is one more
-    meaning (Variant) of the message above it. What rows share has its name in braces: ``data/texts.csv``.
+    ``supposed`` and ``when`` are Python literals (dtype='fp32'; softcap=50.0). A row that does "or" is one
+    meaning more (Variant) of the message above it. What rows share has its name in braces: ``texts.csv``.
     """
     rows = [defaultdict(str, row) for row in _rows(file) if row["part"] == part]  # no file has all columns
     begins = [place for place, row in enumerate(rows) if row["does"] != "or"]

@@ -51,7 +51,7 @@ FORMS = {
     "(yes)?": "familiar pypi old_abi always_right ahead",
     r"(yes|\d+)?": "near",
     "(training|inference)?": "mode",
-    "|".join(get_args(Kind)): "does",
+    "|".join((*get_args(Kind), "or")): "does",
     r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes params environment supposed usual when",
     "|".join(get_args(More)): "more",
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark pattern known fix codes candidates reader issue "
@@ -72,5 +72,9 @@ def test_rows_are_whole_and_no_two_are_about_the_same(path):
         unlike = [c for c, cell in row.items() if not re.fullmatch(FORM.get(c, r"\S+( +\S+)*"), cell)]
         assert not unlike, row
         assert path.stem in OURS or (row["source"] and datetime.date.fromisoformat(row["read"])), row
-    keys = {(*tuple(row.values())[: KEY.get(path.stem, 1)], row.get("when")) for row in rows}
+    keys, key = set(), ()
+    for row in rows:
+        if row.get("does") != "or":  # a meaning of the message above it
+            key = tuple(row.values())[: KEY.get(path.stem, 1)]
+        keys.add((*key, row.get("when")))
     assert len(keys) == len(rows) > 0
