@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from attnsel.base.rows import read_rows
 from attnsel.diagnose import logs
-from attnsel.diagnose.logs.message import Finding, Message, More, facts_of
+from attnsel.diagnose.logs.message import _FORMS, Finding, Message, More, facts_of
 from attnsel.diagnose.logs.reader import entries
 from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, likely, more, shape_of
 from attnsel.environment import Device
@@ -26,6 +26,7 @@ from tables import rows_of
 RECORD = Path(__file__).with_name("messages.txt")
 DATA = Path(logs.__file__).parent / "data"
 LEFT_OUT = ("", (), {}, False)
+BEGINNING = 80  # characters
 SILENT = {  # a message above it takes all its texts, or the reader takes the mark that it begins with
     "cuDNN": ["Num hidden_dim should be less than or equal to "],
     "the machine": ["NVIDIA "],
@@ -48,11 +49,14 @@ def plain(value: Any) -> Any:
 
 
 def fields(finding: Finding) -> Iterator[str]:
-    for name, value in plain(finding).items():
-        if name == "variants":
-            yield from (f"    variant: {one}" for one in value)
-        elif name not in ("library", "kind", "text"):
-            yield f"    {name}: {value}"
+    """What is stated, and which row says it: by the beginnings of its sentences, which stand whole there."""
+    row = finding._replace(variants=(), instead=None, source="")
+    for name, value in plain(row).items():
+        if name not in ("library", "kind", "text"):
+            yield f"    {name}: {value[:BEGINNING] if name in ('known', 'fix') else value}"
+    yield from (f"    or: {one.known[:BEGINNING]}" for one in finding.variants)
+    if finding.instead is not None:
+        yield from (f"  {line}" for line in fields(finding.instead))
 
 
 def answered(log: list[str]) -> str:
@@ -131,6 +135,16 @@ def test_each_meaning_has_a_message_above_it_and_none_stands_behind_one_that_alw
                 assert above.get("when"), row
                 assert {name for name, cell in row.items() if cell} <= meaning, row
             above = row
+
+
+def test_every_word_of_a_sentence_is_a_group_of_its_pattern() -> None:
+    """But where a function computes them: a name in braces would be told as it stands."""
+    for message in (one for library in libraries() for one in library.messages if one.read is None):
+        groups = {*re.compile(message.pattern).groupindex}
+        given = {*groups, *(_FORMS[name][0] for name in groups & {*_FORMS}), *message.says.params}
+        told = (message.says, *message.says.variants)
+        words = " ".join([message.text, *(f"{one.known} {one.fix}" for one in told)])
+        assert {*re.findall(r"\{([a-z]\w*)\}", words)} <= given, message.pattern or message.quick
 
 
 def test_every_text_of_a_name_can_be_taken() -> None:
