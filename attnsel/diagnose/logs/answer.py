@@ -65,6 +65,11 @@ class Rebuilt(NamedTuple):
         """Whether anybody says on which device it ran: without that no verdict of ours is about this call."""
         return "gpu" in self.stated
 
+    @property
+    def whole(self) -> bool:
+        """Whether as much of the call is said as was taken for granted: else what we would run is of another."""
+        return self.described and self.placed and len(self.assumed) <= len(_MATTER) // 2
+
     def says(self, field: str) -> bool:
         """Whether what a reason rests on is stated; what is computed from several counts as stated."""
         known = {*self.stated, *self.meant}

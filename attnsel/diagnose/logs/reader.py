@@ -15,6 +15,7 @@ from attnsel.diagnose.text_files import Gap, without_prefix
 
 _MOST_MORE, _LONGEST_ENTRY = 400, 256 << 10  # lines, characters
 _TYPED = str.maketrans("‘’“”\u00a0", "''\"\" ")  # quotes and spaces as word processors and web pages set them
+_BOLD = re.compile(r"\*\*(?=\S)([^*]{1,400})(?<=\S)\*\*")  # as people mark what they paste
 _ENV = re.compile(r"envs[/\\][^/\\\s]{1,60}(?=[/\\])")  # an environment bears any program's name
 _IN_SOURCE = re.compile(
     r"[\d\s>│❱|-]*(?:raise |warnings\.warn|log(?:ger|ging)?\.|TORCH_(?:CHECK|WARN|INTERNAL)|f['\"])"
@@ -58,6 +59,7 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
             continue
         text, stream = without_prefix(line.rstrip("\n"))
         text = _ENV.sub("envs/env", text if text.isascii() else text.translate(_TYPED))
+        text = _BOLD.sub(r"\1", text)
         if _IN_SOURCE.match(text):
             continue  # a traceback shows the source line that says it, and then what was said
         below = without_prefix(below.rstrip("\n"))[0] if 40 < len(text) < 240 else ""  # is it wrapped?

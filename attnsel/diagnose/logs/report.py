@@ -93,7 +93,7 @@ def _facts(answer: AnsweredCall) -> Facts:
     p, env = rebuilt.params, rebuilt.environment
     lines: list[tuple[str, ...] | Item] = [(_title(answer.call),)]
     machine, fields = environment_words(env), {*AttentionParams.model_fields} - {"tensors"}
-    if rebuilt.described and rebuilt.placed:
+    if rebuilt.whole:
         lines += [tuple(machine), tuple(params_words(p)), *warnings(env)]
         if rebuilt.assumed:
             lines.append((f"not in the log, assumed: {rebuilt.assumed[0]}", *rebuilt.assumed[1:]))
@@ -117,7 +117,7 @@ def _parts(answer: AnsweredCall) -> Iterator[Block]:
     known = (cause := _deciding(answer)) is not None and cause.how != "said"
     if not (rebuilt.described or known) and (ask := library_of(answer.call).ask):
         helps.append(Item(ask, "→"))
-    if not helps and not (rebuilt.described and rebuilt.placed):
+    if not helps and not rebuilt.whole:
         gpu = rebuilt.environment.device.name if rebuilt.placed else "NAME"
         ran = answer.call.outcome is not None and answer.call.outcome.kind == "chosen"
         lead = "which kernel runs is no error; whether another would run" if ran else "the call with flags"
@@ -126,7 +126,7 @@ def _parts(answer: AnsweredCall) -> Iterator[Block]:
         guessed = cause is not None and cause.how == "guessed"
         yield _part("What may help" if guessed else "What helps", helps)
     yield _part("What the log says", _said(answer.call.findings), _facts(answer))
-    if rebuilt.described and rebuilt.placed:
+    if rebuilt.whole:
         backend = answer.attnsel.backend
         runs = Item("nothing runs such a call" if backend is None else f"{backend} runs such a call", "·")
         yield _part("With attnsel", [*(Item(text, "!") for text in answer.against), runs])
