@@ -67,7 +67,7 @@ class Rebuilt(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether as much of the call is said as was taken for granted: else what we would run is of another."""
+        """Whether as much of the call is said as was assumed: else no answer of ours is about it."""
         return self.described and self.placed and len(self.assumed) <= len(_MATTER) // 2
 
     def says(self, field: str) -> bool:
