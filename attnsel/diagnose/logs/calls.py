@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import methodcaller
 from typing import Any, NamedTuple
 
-from attnsel.diagnose.logs.message import Finding, Variant, elsewhere, for_this_log
+from attnsel.diagnose.logs.message import Finding, Variant, elsewhere, for_this_log, harmless
 from attnsel.diagnose.logs.reader import Entry, entries
 from attnsel.diagnose.logs.vocabulary import gate, likely, more
 from attnsel.diagnose.text_files import latin, shape_of
@@ -28,6 +28,7 @@ _Key = tuple[Finding, ...]
 _MOST, _MOST_IN_CALL = 2000, 60  # different calls (what is beyond is counted), findings of one
 _SHOWN = 5  # line numbers, streams
 _BEFORE, _CHAIN = 12, 150  # lines: of an error pasted before its frame, of one raised from another
+_LONGEST_MIXED = 2000  # characters of a line that is read between other scripts too: longer ones cost seconds
 _NONE = -1000  # the line of a frame that is not there
 _EXCLUDED = {"cuda": "mac", "WSL": "windows"}  # no Mac has a card of NVIDIA's, and WSL is Linux
 _ABSENT = ("No module named", "cannot import name", "HTTP Error 40")  # of what is only tried first
@@ -56,7 +57,7 @@ class LoggedCall(NamedTuple):
     def by_weight(self) -> list[Finding]:
         """What another library raised at last comes first, last what takes no mask or needs no repair."""
         told = sorted(self.findings, key=lambda f: f.kind != "error" or f.library == self.library)
-        return sorted(told, key=lambda f: (f.fix.startswith("nothing"), "takes no mask tensor" in f.known))
+        return sorted(told, key=lambda f: (harmless(f.fix), "takes no mask tensor" in f.known))
 
     @property
     def params(self) -> dict[str, Any]:
@@ -267,7 +268,7 @@ def _with_meanings(calls: list[LoggedCall], machine: Iterable[Finding]) -> Itera
     seen = {kind, *absent, *(finding.text for finding in told if finding.library == SEEN)}
     loud = (one for one in told if one.kind not in ("machine", "setting", "chosen"))
     fixes = [v.fix if one.kind == "note" else "" for one in loud for v in one.variants or (one,)]
-    seen |= {"warnings alone"} if len(fixes) > 1 and all(f.startswith("nothing") for f in fixes) else set()
+    seen |= {"warnings alone"} if len(fixes) > 1 and all(map(harmless, fixes)) else set()
     holds = methodcaller("holds", arch, environment, seen - {_EXCLUDED.get(one) for one in seen})
     apart = unlike(environment)
     for call in calls:
@@ -373,7 +374,7 @@ def gather(lines: Iterable[str]) -> Gathered:
             both = findings(f"{entry.text} {entry.below.strip()}")
             if any(map(_tells, both)) and not any(map(_tells, findings(entry.below))):
                 found = both
-        if len(entry.text) < 2000 and not entry.text.isascii():
+        if len(entry.text) < _LONGEST_MIXED and not entry.text.isascii():
             silent, parts = not any(map(_tells, found)), map(findings, latin(entry.text))
             said = (one for part in parts for one in part if one not in found)
             found += tuple(one for one in said if one.library == SEEN or (silent and _tells(one)))

@@ -19,6 +19,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from attnsel.base.patterns import literals
 from attnsel.base.records import json_fields
 from attnsel.base.rows import read_rows
 from attnsel.diagnose.scrub import scrub
@@ -304,35 +305,15 @@ def elsewhere() -> list[tuple[str, Variant]]:
     return [(r["library"], Variant(r["known"], r["fix"], **facts_of(r["when"]))) for r in _rows("elsewhere")]
 
 
+def harmless(fix: str) -> bool:
+    """Whether a message breaks nothing, which what helps against it says first ("nothing to repair")."""
+    return fix.startswith("nothing")
+
+
 def facts_of(cell: str) -> dict[str, Any]:
     """Names and values of a cell: dtype='fp32'; softcap=50.0."""
     given = (one.partition("=") for one in cell.split("; ") if one)
     return {name: literal_eval(value) for name, _, value in given}
-
-
-_STEP = re.compile(
-    r"\\(?P<escaped>.)|\[(?:\\.|[^\]\\])+\]|(?P<times>\{[\d,]+\}|[?*+])|(?P<sign>[()|.^$])|(?P<plain>.)"
-)
-
-
-def literals(pattern: str) -> list[list[str]]:
-    """Of each of the alternatives of a pattern, the texts that stand in all that it matches: what lies in no
-    group, no class of characters and before no quantifier."""
-    branches, depth = [[""]], 0
-    for step in _STEP.finditer(pattern):
-        runs, sign, escaped = branches[-1], step["sign"], step["escaped"]
-        depth += (sign == "(") - (sign == ")")
-        if depth:
-            runs += [""] if runs[-1] else []
-        elif sign == "|":
-            branches.append([""])
-        elif step["plain"] or (escaped and not escaped.isalnum()):
-            runs[-1] += step["plain"] or escaped
-        else:
-            if step["times"] and step["times"] != "+":
-                runs[-1] = runs[-1][:-1]
-            runs.append("")
-    return branches
 
 
 def clean(value: str | int) -> str:

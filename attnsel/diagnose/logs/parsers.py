@@ -201,7 +201,12 @@ def kernel_name(match: re.Match[str]) -> Facts:
 _TENSOR = re.compile(r"\b(query|key|value)\s*: shape=\(([\d, ]{1,80})\) \((torch\.\w{1,20})\)")
 _BIAS = re.compile(r"attn_bias\s*: <class '(?:[\w.]{1,120}\.)?(\w{1,120})'>")
 _DROPOUT = re.compile(r"\bp\s*: ([01](?:\.\d{1,20})?)\b")
-_CANDIDATES = {"fa2": "flash_attn.2", "flsh": "flash_attn.2", "fa3": "flash_attn.3", "cut": "sdpa.efficient"}
+_CANDIDATES = {  # by how the names of xformers' operators begin
+    "fa2": "flash_attn.2",
+    "flsh": "flash_attn.2",
+    "fa3": "flash_attn.3",
+    "cut": "sdpa.efficient",
+}
 
 
 def tensors(match: re.Match[str]) -> Facts:
@@ -241,8 +246,11 @@ def operator(match: re.Match[str]) -> Facts | None:
     told = [said for one in parts if (said := " ".join(one.split()))]
     if not (reasons := [one for one in told if not one.startswith("HINT")] or told):
         return None
+    # What holds for every operator is told once: where the tensors lie, a build without CUDA, a card that is
+    # too old, which bf16 counts beside.
     shared = [r for s in ("device=", "xFormers", "requires .*>=? .8,") for r in reasons if re.match(s, r)][:1]
-    shared += [r for r in reasons if shared and shared[0].startswith("requires") and r.startswith("bf16 is")]
+    if shared and shared[0].startswith("requires"):
+        shared += [reason for reason in reasons if reason.startswith("bf16 is")]
     name, meant = match["operator"], [_meaning("image_models", "xformers", r) for r in shared or reasons]
     return {
         "text": f"{name}: " + "; ".join(dict.fromkeys(reasons)),

@@ -35,7 +35,9 @@ def log_document(explained: Explained) -> Document:
     else:
         blocks = [Paragraph(Strong(f"{len(explained.answers)} things in this log are about attention."))]
         blocks += [Section(_verdict(one), tuple(_parts(one)), n) for n, one in enumerate(answers, 1)]
-    return Document((*blocks, *(Paragraph(rest) for rest in [_rest(explained)] if rest)))
+    if rest := _rest(explained):
+        blocks.append(Paragraph(rest))
+    return Document(tuple(blocks))
 
 
 def short_log_document(explained: Explained) -> Document:
