@@ -18,7 +18,8 @@ _TYPED = str.maketrans("‘’“”\u00a0", "''\"\" ")  # quotes and spaces as 
 _BOLD = re.compile(r"\*\*(?=\S)([^*]{1,400})(?<=\S)\*\*")  # as people mark what they paste
 _ENV = re.compile(r"envs[/\\][^/\\\s]{1,60}(?=[/\\])")  # an environment bears any program's name
 _IN_SOURCE = re.compile(
-    r"[\d\s>│❱|-]*(?:raise |warnings\.warn|log(?:ger|ging)?\.|TORCH_(?:CHECK|WARN|INTERNAL)|f['\"])"
+    r"[\d\s>│❱|-]*(?:raise (?=[\w.]+(?:\(|\s*$|\s+from\b))|warnings\.warn|log(?:ger|ging)?\."
+    r"|TORCH_(?:CHECK|WARN|INTERNAL)|f['\"])"
 )
 
 
