@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from attnsel.base.rows import read_rows
 from attnsel.diagnose import logs
-from attnsel.diagnose.logs.message import _FORMS, Finding, Message, More, facts_of
+from attnsel.diagnose.logs.message import _FORMS, Finding, Message, More, Variant, facts_of
 from attnsel.diagnose.logs.reader import entries
 from attnsel.diagnose.logs.vocabulary import Library, gate, libraries, likely, more, shape_of
 from attnsel.environment import Device
@@ -142,7 +142,7 @@ def test_every_word_of_a_sentence_is_a_group_of_its_pattern() -> None:
     for message in (one for library in libraries() for one in library.messages if one.read is None):
         groups = {*re.compile(message.pattern).groupindex}
         given = {*groups, *(_FORMS[name][0] for name in groups & {*_FORMS}), *message.says.params}
-        told = (message.says, *message.says.variants)
+        told: list[Finding | Variant] = [message.says, *message.says.variants]
         words = " ".join([message.text, *(f"{one.known} {one.fix}" for one in told)])
         assert {*re.findall(r"\{([a-z]\w*)\}", words)} <= given, message.pattern or message.quick
 
