@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 from itertools import pairwise, zip_longest
 
 from attnsel.diagnose.logs.answer import AnsweredCall, Cause, Explained, library_of
-from attnsel.diagnose.logs.calls import LoggedCall
+from attnsel.diagnose.logs.calls import ANY, LoggedCall
 from attnsel.diagnose.logs.message import Finding
 from attnsel.environment import COMPONENTS
 from attnsel.environment.versions import component_name
@@ -70,7 +70,7 @@ def _verdict(answer: AnsweredCall) -> str:
     if cause is None:
         told = call.outcome or call.findings[-1]
         return f"{call.library}{' chose' * (told.kind == 'chosen')}: {told.text}"
-    about = ", ".join(cause.candidates) or call.library
+    about = ", ".join(cause.candidates) or ("" if call.library == ANY else call.library)
     link = f" ({cause.link})" if cause.link else ""
     return cause.text + link if about.casefold() in cause.text.casefold() else f"{about}: {cause.text}{link}"
 
