@@ -15,7 +15,7 @@ def test_a_report_of_many_calls_has_the_most_frequent_first_and_counts_the_rest(
     code, out, _ = run(f"explain --from-log {log}")
     assert code == 0
     assert out.startswith("7 things in this log are about attention.")
-    assert out.index("d512/512") < out.index("d72/72") < out.index("d64/64")
+    assert out.index("head_dim_qk 512") < out.index("head_dim_qk 72") < out.index("head_dim_qk 64")
     assert "Different calls that are not shown: 2 (--json has them all)." in out
     assert len(json.loads(run(f"explain --from-log {log} --json")[1])["calls"]) == 7
 
