@@ -146,7 +146,7 @@ def _made(
             name = next(reversed(left), "")
         if name not in left:
             raise
-        why = "not understood" if name == "gpu" else error.allowed
+        why = {"gpu": "not understood", "torch": "older than any rule"}.get(name, error.allowed)
         unread.append(f"{name} = {short(left.pop(name), str, 60)}: {why}")
     return _made(make, left, stated, unread)
 
